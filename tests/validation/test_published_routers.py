@@ -69,11 +69,16 @@ def mean_rate(router: str) -> float:
     return float(np.mean(list(climb(router).output_tok_s.values())))
 
 
-def test_both_routers_of_the_guides_are_alike_and_far_above_a_service_that_deals_out() -> None:
+@pytest.mark.xfail(strict=True, reason="since reports show a step when it has ended, the gain is 1.53 (measured: 2.2)")
+def test_both_routers_of_the_guides_are_far_above_a_service_that_deals_out() -> None:
     """Measured, mean of 16 stages: 13,163 and 12,598 tokens/s, against 5,722."""
     approximate, precise, dealt = (mean_rate(name) for name in ("llm-d", "llm-d-precise", "round-robin"))
+    assert min(approximate, precise) > 1.6 * dealt
+
+
+def test_both_routers_of_the_guides_are_alike() -> None:
+    approximate, precise = (mean_rate(name) for name in ("llm-d", "llm-d-precise"))
     assert approximate == pytest.approx(precise, rel=0.1)
-    assert min(approximate, precise) > 1.5 * dealt
     assert max(*climb("llm-d").ttft_s.values(), *climb("llm-d-precise").ttft_s.values()) < 0.5
 
 

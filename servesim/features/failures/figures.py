@@ -84,10 +84,10 @@ UPGRADES = Group(
                "those before their first token are sent again", lambda u: u.lost, schema=COUNT),
         Figure("ttft_p99_ms", "99th percentile of the TTFT of completed requests that arrived during an upgrade",
                lambda u: u.ttft_p99_ms(True), "ms"),
-        Figure("other_ttft_p99_ms", "the same of all other completed requests", lambda u: u.ttft_p99_ms(False), "ms"),
+        Figure("other_ttft_p99_ms", "the same for all other completed requests", lambda u: u.ttft_p99_ms(False), "ms"),
         Figure("hit_rate", "share of the prompt tokens of completed requests that arrived during an upgrade which were "
                "found in the prefix cache", lambda u: u.hit_rate(True), "share"),
-        Figure("other_hit_rate", "the same of all other completed requests", lambda u: u.hit_rate(False), "share"),
+        Figure("other_hit_rate", "the same for all other completed requests", lambda u: u.hit_rate(False), "share"),
     ),
     doc="Present if replicas were replaced by an `upgrade` of `cluster.failures`.",
     rows=_rows,
