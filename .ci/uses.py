@@ -18,7 +18,7 @@ from servesim.run.setting_names import load_settings
 def main(name: str, build: str) -> None:
     """Print them."""
     (feature,) = (each for each in installed() if each.name == name)
-    print(*feature.schema())
+    print(*dict.fromkeys(group.section for group in feature.groups()))
     options = {f"--{option.replace('_', '-')}" for option in feature.Options.model_fields}
     for line in sys.stdin.read().splitlines():
         run, *words = shlex.split(line)

@@ -198,7 +198,7 @@ def test_oracles_of_the_future_are_refused() -> None:
         Driver(Scenario.of({**ONE, "kv": "prefix-oracle"}))
 
 
-@pytest.mark.feature("cluster.failures")
+@pytest.mark.feature("failures")
 def test_a_replica_that_crashes_ends_the_same_answers_as_in_the_offline_run() -> None:
     settings = {**BEHIND_ROUTER, "cluster": {"failures": ["crash:replica=0,at=2,restart=1"]}}
     seen, result = live(settings, crowd(40, 200, 0.1))

@@ -153,6 +153,7 @@ def test_without_a_publisher_no_cache_reports_anything() -> None:
     assert driver.cluster.replicas[0].core.kv.on_event is None
 
 
+@pytest.mark.feature("failures")
 def test_after_a_crash_numbers_begin_again_with_all_blocks_cleared() -> None:
     settings = {**BEHIND_ROUTER, "cluster": {"failures": ["crash:replica=0,at=2,restart=1"]}}
     endpoint = next(_names)

@@ -279,7 +279,7 @@ def test_what_an_endpoint_picker_reads_is_there_before_the_first_request() -> No
             assert page.of("sglang:num_pages") == page.of("sglang:max_total_num_tokens") == kv.capacity_tokens
 
 
-@pytest.mark.feature("cluster.failures")
+@pytest.mark.feature("failures")
 def test_counters_of_a_replica_that_crashes_begin_again() -> None:
     seen: list[Scrape] = []
 

@@ -121,6 +121,7 @@ def test_a_bad_header_gets_one_line(told: str) -> None:
     assert (status, found["error"]["message"].split(" is ")[0]) == (400, "x-output-tokens")
 
 
+@pytest.mark.feature("failures")
 def test_a_deployment_that_cannot_serve_samples_says_so() -> None:
     async def clients(client: Client) -> tuple[int, Any, int]:
         status, found = await client.document(COMPLETIONS, {"prompt": "a", "n": 2})
