@@ -47,9 +47,12 @@ class Paged(BlockTables):
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         tokens = min(max(full_tokens, hit.num_tokens + now_tokens), self.max_model_len)
-        # Adopting an idle block of a hit removes it from the free list.
-        held = self._blocks(hit.num_tokens) - self._blocks(self.idle_tokens(hit))
-        return self._blocks(tokens) - held <= self.num_free_blocks() - self._blocks(reserve)
+        needed = self._blocks(tokens)
+        if hit.num_tokens:  # adopting an idle block of a hit removes it from the free list
+            needed -= self._blocks(hit.num_tokens) - self._blocks(self.idle_tokens(hit))
+        if reserve:
+            needed += self._blocks(reserve)
+        return needed <= self.num_free_blocks()
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         table = self._tables[request] = self._adopt(request, hit)

@@ -142,6 +142,8 @@ class Host(NamedTuple):
 
 
 NO_HOST = Host()
+Times = list[int] | NDArray[np.int64]
+"""Nanoseconds of successive steps: a list or, if they are many, an array."""
 Sources = tuple[int, int, int, int]
 """Nanoseconds by source: measured points, interpolation, extrapolation, roofline formula."""
 
@@ -171,6 +173,12 @@ def by_source(gpu_ns: int, shares: tuple[float, float, float, float]) -> Sources
     """Split `gpu_ns` into whole nanoseconds by source, from fractions; the parts add up to the total."""
     a, b, c = [int(gpu_ns * share + 0.5) for share in shares[:3]]
     return a, b, c, gpu_ns - a - b - c
+
+
+def added(times: Times, first: int, stop: int) -> int:
+    """Return the sum of the times from `first` up to but not including `stop`."""
+    part = times[first:stop]
+    return sum(part) if isinstance(part, list) else int(part.sum())
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -9,6 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.contracts.cost import Times
+
 MEASURED, INTERPOLATED, EXTRAPOLATED, ROOFLINE = range(4)
 """Sources of a time, in the order of `Price.shares`: a measured point; interpolation between measured points;
 extrapolation beyond them, at the share of the roofline reached at the edge; a formula, without a measurement."""
@@ -18,6 +20,8 @@ _VECTOR_FROM = 10
 """Number of points from which numpy is faster than a Python loop."""
 _LIST_TO = 12
 """Number of points up to which a Python loop is faster than numpy if a list is needed."""
+_MANY = 32
+"""Number of points from which whole runs of steps are handled faster as arrays."""
 
 
 def rounded(base: float, y: float, rise: float) -> int:
@@ -116,15 +120,14 @@ class Curve:
         parts.append(self._segment(base, i, first, step, (last - first) // step + 1))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def rounded_list(self, base: float, first: int, step: int, count: int) -> list[int]:
-        """Return `rounded_run` as a list, for runs that may be short."""
+    def rounded_times(self, base: float, first: int, step: int, count: int) -> Times:
+        """Return `rounded_run` as an array or, for a short run, as a list."""
         xs = self.xs
         i = bisect_right(xs, first) - 1
-        if i + 1 < len(xs) and xs[i + 1] <= first + (count - 1) * step:
-            times: list[int] = self.rounded_run(base, first, step, count).tolist()
-            return times
-        if count > _LIST_TO:
-            times = self._segment(base, i, first, step, count).tolist()
+        across = i + 1 < len(xs) and xs[i + 1] <= first + (count - 1) * step
+        if across or count > _LIST_TO:
+            run = self.rounded_run(base, first, step, count) if across else self._segment(base, i, first, step, count)
+            times: Times = run.tolist() if count < _MANY else run
             return times
         constant, start, slope = base + self.ys[i] + 0.5, xs[i], self.slopes[i]
         return [int(constant + (x - start) * slope) for x in range(first, first + count * step, step)]

@@ -19,6 +19,11 @@ from servesim.cost.stage import Priced, Stage
 from servesim.cost.tables import KernelTables
 from servesim.engine.fast.cost import Run, plain_run
 
+DecodeTerms = tuple[float, list[float], list[int], int, Curve, int, int, int]
+"""Terms of a decode batch that depend only on the number of sequences: nanoseconds of everything except attention, the
+same by source, both as whole numbers (`whole`), attention as a function of the contexts, host time, the minimum time of
+a step, and the host's additions to that minimum and to GPU time."""
+
 
 class TableCostModel(CostModel):
     """Prices from kernel tables; build it with `build_cost_model`.
@@ -60,7 +65,7 @@ class TableCostModel(CostModel):
         self.num_stages = len(stages)
         self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, samples and prompts: its only inputs
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # keyed by all inputs except contexts
-        self._decodes: dict[tuple[int, str], tuple[float, list[float], Curve, int, int, int]] = {}
+        self._decodes: dict[tuple[int, str], DecodeTerms] = {}
         self._padded = host.padding() if host is not None else []
 
     def extrapolated(self, reach: Mapping[int, int]) -> list[str]:
@@ -263,16 +268,16 @@ class TableCostModel(CostModel):
         terms = self._decodes.get(key)
         if terms is None:
             terms = self._decodes[key] = self._decode_terms(batch)
-        base, parts, curve, host_ns, least, more = terms
+        base, parts, fixed, known, curve, host_ns, least, more = terms
         stage, contexts = self._stages[0], batch.decode_context_sum
         if stage.skewed:
             beyond, origin = stage.skew(batch)
             base += beyond
             parts = parts.copy()
             parts[origin] += beyond
+            fixed, known = whole(base, parts)
         start, y, slope, _ = curve.piece(contexts)
         first = rounded(base, y, (contexts - start) * slope)
-        fixed, known = whole(base, parts)
         ns = (first if first > least else least) + more
         if most > 1:
             within = until_ns // max(ns, 1) + 1
@@ -280,9 +285,11 @@ class TableCostModel(CostModel):
                 most = within
         if most == 1:
             return [first], [ns], host_ns, CurveSources(fixed, known, curve, contexts, batch.decode_count, [first])
-        gpu = curve.rounded_list(base, contexts, batch.decode_count, most)
+        gpu = curve.rounded_times(base, contexts, batch.decode_count, most)
         sources = CurveSources(fixed, known, curve, contexts, batch.decode_count, gpu)
-        return gpu, [(g if g > least else least) + more for g in gpu], host_ns, sources
+        if isinstance(gpu, list):
+            return gpu, [(g if g > least else least) + more for g in gpu], host_ns, sources
+        return gpu, np.maximum(gpu, least) + more, host_ns, sources
 
     def _run_sources(self, batch: Batch, k: int) -> RunSources:
         """Return the sources of k successive steps, summed over all their passes."""
@@ -292,17 +299,15 @@ class TableCostModel(CostModel):
             found.append(stage.run_sources(passed, tokens, stage.run(passed, tokens, k).tolist()))
         return SumSources(found)
 
-    def _decode_terms(self, batch: Batch) -> tuple[float, list[float], Curve, int, int, int]:
-        """Return the terms of a decode batch that depend only on the number of sequences: nanoseconds of everything
-        except attention, the same by source, attention as a function of the contexts, host time, the minimum time of a
-        step, and the host's additions to that minimum and to GPU time."""
+    def _decode_terms(self, batch: Batch) -> DecodeTerms:
+        """Return the terms of a decode batch."""
         stage, host = self._stages[0], self.host(batch)
         ns, parts = stage.constant(batch, self._tokens(batch))
         if self.asynchronous:
             least, more = max(host.launching, host.overlapped), host.exposed
         else:
             least, more = host.launching, host.overlapped + host.exposed
-        return ns, parts, stage.decode_curve(batch), sum(host), least, more
+        return ns, parts, *whole(ns, parts), stage.decode_curve(batch), sum(host), least, more
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
         """Return the fractions of the GPU time by source (slowdown under load is not included)."""

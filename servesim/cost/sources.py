@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from servesim.contracts.cost import RunSources, Sources
+from servesim.contracts.cost import RunSources, Sources, Times, added
 from servesim.cost.curve import Curve
 
 
@@ -13,7 +13,7 @@ class CurveSources(RunSources):
     """Sources of a run of steps that differ only in the contexts attended to by their decodes."""
 
     def __init__(
-        self, fixed: Sequence[int], known: int, curve: Curve | None, context: int, step: int, gpu: Sequence[int]
+        self, fixed: Sequence[int], known: int, curve: Curve | None, context: int, step: int, gpu: Times
     ) -> None:
         """Split steps that take `gpu` ns each: `fixed` is the time by source, `known` the part accounted for (see
         `whole`), and the rest goes to the source of `curve` at the sum of contexts, which starts at `context` and grows
@@ -26,16 +26,17 @@ class CurveSources(RunSources):
         a, b, c, d = self._fixed
         n = stop - first
         sums = [a * n, b * n, c * n, d * n]
-        curve = self._curve
+        curve, gpu = self._curve, self._gpu
         while curve is not None and first < stop:
             context, xs = self._context + first * self._step, curve.xs
             i = bisect_right(xs, context) - 1
             source, until = curve.segment_source[i], stop
             if xs[i] == context and curve.knot_source[i] != source:
                 source, until = curve.knot_source[i], first + 1
-            elif i + 1 < len(xs) and context + (stop - 1 - first) * self._step >= xs[i + 1]:
+            elif stop - first > 1 and i + 1 < len(xs) and context + (stop - 1 - first) * self._step >= xs[i + 1]:
                 until = int(-(-(xs[i + 1] - self._context) // self._step))  # the first step at or beyond the next knot
-            sums[source] += sum(self._gpu[first:until]) - self._known * (until - first)
+            taken = int(gpu[first]) if until == first + 1 else added(gpu, first, until)
+            sums[source] += taken - self._known * (until - first)
             first = until
         a, b, c, d = sums
         return (a, b, c, d)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappush
+from operator import attrgetter
+from typing import cast
 
 import simpy
 from simpy.events import Event
@@ -21,6 +24,15 @@ RECALL = FOLLOW + 1
 PLAN = FOLLOW + 2
 
 
+class _Call(Event):
+    """Event that is triggered when it is made, and has one callback."""
+
+    _ok, _value = True, None
+
+    def __init__(self, env: Clock, callback: Callable[[Event], None]) -> None:
+        self.env, self.callbacks = env, [callback]
+
+
 class Clock(simpy.Environment):
     """SimPy environment whose time is an integer number of nanoseconds."""
 
@@ -36,16 +48,11 @@ class Clock(simpy.Environment):
         """Whether any events other than recurring ones are left. Void events also count."""
         return len(self._queue) > self.background
 
-    @property
-    def ns(self) -> int:
-        """Current time in ns."""
-        return self._now  # type: ignore[return-value]
+    ns: int = cast(int, property(attrgetter("_now")))  # a getter in C, because it is read for each event
+    """Current time in ns."""
 
     def at(self, ns: int, order: int, callback: Callable[[Event], None]) -> Event:
         """Call `callback(event)` at `ns`. Among events at one instant, the lowest `order` goes first."""
-        event = Event(self)
-        event._ok = True
-        event._value = None
-        event.callbacks.append(callback)
-        self.schedule(event, order, ns - self._now)  # type: ignore[arg-type]
+        event = _Call(self, callback)
+        heappush(self._queue, (ns, order, next(self._eid), event))  # type: ignore[misc]
         return event

@@ -14,7 +14,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Sources
+from servesim.contracts.cost import Sources, Times
 from servesim.contracts.request import Request
 from servesim.records.columns import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, Rows
 from servesim.records.row import Row
@@ -186,11 +186,15 @@ class Recorder:
         if len(self._gap_ns.staged) >= STAGED:
             self._pack_gaps()
 
-    def gaps(self, ns: list[int], count: int) -> None:
+    def gaps(self, ns: Times, count: int) -> None:
         """Record `count` gaps for each element of `ns`."""
-        self._gap_ns.staged += ns
-        self._gap_count.staged += [count] * len(ns)
-        if len(self._gap_ns.staged) >= STAGED:
+        if isinstance(ns, list):
+            self._gap_ns.staged += ns
+            self._gap_count.staged += [count] * len(ns)
+        else:
+            self._gap_ns.packed.frombytes(ns.tobytes())
+            self._gap_count.packed += array("q", (count,)) * len(ns)
+        if len(self._gap_ns.staged) >= STAGED or len(self._gap_ns.packed) >= POOL_GAPS:
             self._pack_gaps()
 
     def _pack_gaps(self) -> None:
@@ -237,7 +241,7 @@ class Recorder:
         late[:, 0], late[:, 1], late[:, 2] = np.array(rows)[which], ends[step], since[step]
         late[:, 3] = by_step[step, which]
         self.deliveries.extend(late)
-        self.gaps((ends - since).tolist(), len(rows))
+        self.gaps(ends - since, len(rows))
         if at_once:
             self.gap(0, at_once)
 

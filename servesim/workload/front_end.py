@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from math import ceil
 from typing import Any
 
@@ -69,49 +69,54 @@ class _Process:
     """An API process: an event loop shared by the requests that it receives and the answers that it streams, and a
     thread that tokenizes prompts in order."""
 
-    __slots__ = ("_answers", "_at", "_due", "_each", "_terms", "_tokenized", "received")
+    __slots__ = ("_answers", "_at", "_due", "_each", "_terms", "_tokenized", "next_ns", "received")
 
     def __init__(self, terms: FrontTerms) -> None:
         self._terms = terms
         self.received: deque[tuple[float, _Sent]] = deque()
         """Requests that the loop works on, in order, with the `_each` at which they go on to the tokenizer."""
+        self.next_ns = 0
+        """When the next request, if there is one, goes on to the tokenizer unless another comes before."""
         self._at = 0
         """Time in ns up to which the loop's work is counted."""
         self._each = 0.0
         """Work in ns that the loop has done for each request, of those received since it last had none."""
-        self._answers: list[tuple[int, float]] = []
-        """A heap of (time at which it falls due, work in ns) of the pieces of answers."""
+        self._answers: list[tuple[int, float, int, int, int]] = []
+        """A heap of the answers that are not all due: (time at which its next piece falls due, work of a piece in ns,
+        number of that piece, start of the answer, its length)."""
         self._due = 0.0
         """Work in ns of answers that is due and not done."""
         self._tokenized = 0
         """Time at which the tokenizer has done all prompts that it was given."""
 
-    def next_ns(self) -> int:
-        """Return when the next request goes on to the tokenizer if none comes before."""
-        work = (self.received[0][0] - self._each) * len(self.received)
-        if self._due:
-            work += self._due if self._due < work else work
-        return self._at + ceil(work)
-
     def ready_ns(self) -> int:
         """Return when the next request is tokenized if none comes before."""
-        start = self.next_ns()
-        if start < self._tokenized:
-            start = self._tokenized
+        start = self.next_ns if self.next_ns > self._tokenized else self._tokenized
         return start + int(self._terms.token_ns * self.received[0][1][2].prompt_len + 0.5)
 
     def add(self, sent: _Sent, work: float) -> None:
         """Receive a request that takes `work` ns of the loop."""
         self._work_until(sent[0])
         self.received.append((self._each + work, sent))
+        self._look()
+
+    def _look(self) -> None:
+        """Find out when the next request goes on to the tokenizer."""
+        work = (self.received[0][0] - self._each) * len(self.received)
+        if self._due:
+            work += self._due if self._due < work else work
+        self.next_ns = self._at + ceil(work)
 
     def pop(self) -> tuple[int, _Sent]:
         """Return the next request and when it is tokenized; its answer falls due from then on."""
-        now, ready = self.next_ns(), self.ready_ns()
-        self._work_until(now)
+        ready = self._tokenized = self.ready_ns()
+        self._work_until(self.next_ns)
         each, sent = self.received.popleft()
-        self._each = each if self.received else 0.0
-        self._tokenized = ready
+        if self.received:
+            self._each = each
+            self._look()
+        else:
+            self._each = 0.0
         self.stream(ready, sent[3])
         return ready, sent
 
@@ -120,19 +125,25 @@ class _Process:
         answer = self._terms.answer_ns(output_len)
         if answer:
             pieces = PIECES if output_len > PIECES else output_len
-            for i in range(1, pieces + 1):
-                heappush(self._answers, (start + TOKEN_NS * output_len * i // pieces, answer / pieces))
+            first = start + TOKEN_NS * output_len // pieces
+            heappush(self._answers, (first, answer / pieces, 1, start, output_len))
 
     def _work_until(self, now: int) -> None:
         """Count the loop's work until `now`, then the answers that are due by then."""
-        time, waiting = float(now - self._at), len(self.received)
+        time, waiting = now - self._at, len(self.received)
         if waiting:
             streamed = self._due if self._due < time / 2 else time / 2
             self._each += (time - streamed) / waiting
             self._due -= streamed
         done, answers = self._at + self._due, self._answers  # when an idle loop has done what was due
         while answers and answers[0][0] <= now:
-            due, work = heappop(answers)
+            due, work, piece, start, output_len = answers[0]
+            pieces = PIECES if output_len > PIECES else output_len
+            if piece < pieces:
+                later = start + TOKEN_NS * output_len * (piece + 1) // pieces
+                heapreplace(answers, (later, work, piece + 1, start, output_len))
+            else:
+                heappop(answers)
             self._due += work
             done = (due if due > done else done) + work
         if not waiting:
@@ -210,7 +221,7 @@ class FrontEnd:
     def _tokenize(self, now: int) -> None:
         """Let requests go on to the tokenizers that are due to by `now`."""
         for process in self._processes:
-            while process.received and process.next_ns() <= now:
+            while process.received and process.next_ns <= now:
                 done, sent = process.pop()
                 ready = done + self._terms.in_ns
                 heappush(self._on_way, (ready, sent[1], sent))

@@ -258,7 +258,7 @@ class TraceWorkload:
             runs = self._content.runs(at) if self._content is not None else [(row, self._prompt[at])]
             told = (self._told, at) if self._told is not None else None
             content = RunContent(row if text is None else text, runs, self._prefixes, told)
-        session, tenant, slo_class, model = (labels[at] if labels is not None else "" for labels in self._labels)
+        session, tenant, slo_class, model = [labels[at] if labels is not None else "" for labels in self._labels]
         return Request(
             number,
             f"{name}#{attempt}" if attempt else name,

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Batch, CostModel, RunSources, Sources
+from servesim.contracts.cost import Batch, CostModel, RunSources, Sources, Times
 
-Run = tuple[list[int], list[int], int, RunSources]
+Run = tuple[Times, Times, int, RunSources]
 """GPU ns of each step, total ns of each step, host ns of one step, and the sources of the GPU times."""
 
 

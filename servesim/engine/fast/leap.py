@@ -9,6 +9,7 @@ other event that needs the replica's current state.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 
 from servesim.engine.fast.core import FastCore
@@ -21,7 +22,7 @@ class Run:
     __slots__ = ("_ends", "_past", "skip")
 
     def __init__(self, ends: list[int], skip: int, past: int = 0) -> None:
-        self._ends = ends  # E_1..E_(skip+depth)
+        self._ends: list[int] | array[int] = ends  # E_1..E_(skip+depth)
         self.skip = skip
         self._past = past  # planning points already past when the run begins (zero or one)
 

@@ -32,6 +32,8 @@ from servesim.records.step import Late
 Entry = tuple[int, int, Request]
 """(turn or other key, order, member), compared only up to the order, which is unique."""
 _ORDER = attrgetter("_order")
+TIDY = 64
+"""Number of joining requests after which heaps are tidied."""
 
 
 class Lockstep(CounterKeeper):
@@ -244,8 +246,13 @@ class Lockstep(CounterKeeper):
             if cap <= begun:
                 cap -= self.overrun  # immediately, although it is not in the steps in flight
             heappush(self._caps, (cap, order, request))
+        if self._joined % TIDY == 0:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Drop the entries of heaps of which most have left and are deep in the heap."""
         for heap in (self._longest, self._caps, self._ends):
-            if len(heap) > 2 * len(self.members) + 64:  # most of its members have left and are deep in the heap
+            if len(heap) > 2 * len(self.members) + TIDY:
                 heap[:] = [entry for entry in heap if entry[2] in self.members]
                 heapify(heap)
 
@@ -380,10 +387,9 @@ class Lockstep(CounterKeeper):
         n = batch.decode_count - len(retired)
         if not n:
             return None
-        batch = batch.advance(steps)
-        after = self.turn + steps + 1
+        after, before = self.turn + steps + 1, batch.decode_context_sum
         contexts = [after + members[request][0] for request in retired]
-        context = batch.decode_context_sum - sum(contexts)
+        context = before + steps * batch.decode_count - sum(contexts)
         gone: list[Entry] = []
         while longest[0][2] not in members or longest[0][2] in retired:
             gone.append(heappop(longest))
@@ -391,7 +397,8 @@ class Lockstep(CounterKeeper):
         for entry in gone:
             if entry[2] in members:
                 heappush(longest, entry)
-        squares = batch.decode_context_sumsq - sum([c * c for c in contexts])
+        squares = batch.decode_context_sumsq + steps * (2 * before + steps * batch.decode_count)
+        squares -= sum([c * c for c in contexts])
         return Batch.decodes(n, context, squares, most, attention=batch.attention)
 
     def leave(self, request: Request, stays: bool = False) -> None:

@@ -7,9 +7,12 @@ token is in flight, the last step of the run is the one without them.
 
 from __future__ import annotations
 
+from array import array
 from itertools import accumulate
 
-from servesim.contracts.cost import Batch, RunSources
+import numpy as np
+
+from servesim.contracts.cost import Batch, RunSources, Times, added
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 from servesim.engine.fast.core import MOST, FastCore
@@ -26,16 +29,17 @@ LONGEST = 1 << 61  # integrals of memory over time must fit in 64 bits
 class LockstepLeap(Run):
     """Run that skips `skip` planning points, with the data needed to account for them afterwards."""
 
-    __slots__ = ("_batch", "_copies", "_given", "_gpu", "_host", "_last", "_ns", "_sources", "_usage")
+    __slots__ = ("_batch", "_copies", "_depth", "_given", "_gpu", "_host", "_last", "_ns", "_sources", "_usage")
 
-    def __init__(self, ends: list[int], past: int, batch: Batch, usage: Usage) -> None:
+    def __init__(self, ends: list[int], past: int, depth: int, batch: Batch, usage: Usage) -> None:
         super().__init__(ends, 0, past)
+        self._depth = depth  # number of steps planned before the run and not past
         self._usage = usage  # before the run
         self._copies = 1  # number of times that memory counts a token
         self._given: list[tuple[int, int]] = []  # (step from 1, tokens used and then freed in it)
         self._batch = batch  # of the first step
-        self._gpu: list[int] = []  # of steps with all members; also the next 3 fields
-        self._ns: list[int] = []
+        self._gpu: Times = []  # of steps with all members; also the next 3 fields
+        self._ns: Times = []
         self._host = 0
         self._sources = RunSources()
         self._last: FastStep | None = None  # the step without the retiring requests
@@ -51,15 +55,16 @@ class LockstepLeap(Run):
         most = core.plans_known(past)
         if most < 1:
             return None
-        ends = [now] if past else []
+        ends, depth = [now] if past else [], past
         for step in core.in_flight:
             for request in step.sampled:
                 if request not in lockstep.members or (core.on_first is not None and request.first_token_ns < 0):
-                    most = min(most, len(ends))  # a request may end with it, or a first token may be awaited
+                    most = min(most, depth)  # a request may end with it, or a first token may be awaited
             ends.append(step.end_ns)
-        m, retires = lockstep.steps_until_change(len(ends))
+            depth += 1
+        m, retires = lockstep.steps_until_change(depth)
         # Nothing waits for the tokens of retiring requests.
-        alone = retires and len(ends) == 2 and not core.scheduler.num_waiting()
+        alone = retires and depth == 2 and (past > 0 or not core.scheduler.num_waiting())
         last = m + 1 if alone else m
         if last < most:
             most = last
@@ -67,14 +72,14 @@ class LockstepLeap(Run):
             most = memory.steps_until_full(lockstep.turn, most, lockstep.free)
         if most < 1:
             return None
-        leap = cls(ends, past, core.next_batch(), core.kv.usage())
+        leap = cls(ends, past, depth, core.next_batch(), core.kv.usage())
         if m:
             leap._price(runs, m if m < most else most, horizon_ns)
             if leap._ns[0] < 1:
                 return None  # the real plan will raise
-        if most > m == len(leap._gpu) and (horizon_ns is None or ends[m] < now + horizon_ns):
+        if most > m == len(leap._gpu) and (horizon_ns is None or leap._ends[m] < now + horizon_ns):
             leap._price_last(runs, lockstep, core.next_step_id)
-        leap.skip = len(ends) - len(core.in_flight) - past
+        leap.skip = len(leap._ends) - depth
         if horizon_ns is not None:
             leap.cut(now + horizon_ns)
         return leap if leap.skip else None
@@ -85,7 +90,12 @@ class LockstepLeap(Run):
         longest = LONGEST // (usage.used + usage.internal + self._batch.sampled * MOST)
         until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
         self._gpu, self._ns, self._host, self._sources = runs.decode_run(self._batch, most, until_ns)
-        self._ends += accumulate(self._ns, initial=self._ends.pop())
+        ns = self._ns
+        if isinstance(ns, list):
+            self._ends += accumulate(ns, initial=self._ends.pop())
+        else:
+            self._ends = array("q", self._ends)
+            self._ends.frombytes((ns.cumsum() + self._ends[-1]).tobytes())
 
     def _price_last(self, runs: RunCost, lockstep: Lockstep, first: int) -> None:
         """Price the step without the retiring requests. Its memory usage is not known yet."""
@@ -96,7 +106,7 @@ class LockstepLeap(Run):
         gpu, ns, host, sources = runs.decode_run(batch, 1, 0)
         if ns[0] < 1:
             return  # the real plan will raise
-        ends.append(ends[-1] + ns[0])
+        ends.append(ends[-1] + int(ns[0]))
         self._last = FastStep(
             first + m,
             batch,
@@ -105,7 +115,7 @@ class LockstepLeap(Run):
             planned_ns=ends[m],
             start_ns=ends[-2],
             end_ns=ends[-1],
-            gpu_ns=gpu[0],
+            gpu_ns=int(gpu[0]),
             host_ns=host,
             sources=sources.of(0, 1),
         )
@@ -120,7 +130,7 @@ class LockstepLeap(Run):
     def end(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """See `Run`."""
         skip, in_flight = self.skip, core.in_flight
-        if skip < len(in_flight) + self._past:  # this step was in flight before the run
+        if skip < self._depth:  # this step was in flight before the run
             return super().end(core, recorder, replica)
         retired = self._go(core, recorder, replica, skip, through=True)
         core.commit_run(self._ends[skip], retired)
@@ -133,8 +143,7 @@ class LockstepLeap(Run):
         in_flight, lockstep, first, memory = core.in_flight, core.lockstep, core.next_step_id, core.memory
         assert lockstep is not None
         assert memory is not None
-        turn = lockstep.turn
-        depth = len(in_flight) + self._past
+        turn, depth = lockstep.turn, self._depth
         m, n = len(self._gpu), len(lockstep.members)
         if skip < m:
             m = skip
@@ -165,7 +174,7 @@ class LockstepLeap(Run):
         ends, at, lockstep = self._ends, self._past, core.lockstep
         assert lockstep is not None
         in_flight = lockstep.in_flight
-        before, depth = core.committed_ns, self._past + len(in_flight)
+        before = core.committed_ns
         while at < stop and in_flight:
             step, now = in_flight.popleft(), ends[at]
             if step.sampled or lockstep.committed_ns != before:
@@ -178,7 +187,7 @@ class LockstepLeap(Run):
             before = now
             at += 1
         if at < stop:
-            recorder.gaps(self._ns[: stop - depth], n)
+            recorder.gaps(self._ns[: stop - self._depth], n)
         core.note_commit(ends[stop - 1])
 
     def _plan_last(self, core: FastCore, lockstep: Lockstep) -> list[Request]:
@@ -212,7 +221,9 @@ class LockstepLeap(Run):
         next, memory grows by one token per request (in each copy) and by whole blocks."""
         ends, gpu, usage, more = self._ends, self._gpu, self._usage, n * self._copies
         start, end = ends[depth - 1], ends[depth - 1 + done]
-        used_ns, internal_ns = more * ((done - 1) * end - sum(ends[depth : depth - 1 + done])), 0
+        part = ends[depth : depth - 1 + done]
+        before_end = sum(part) if isinstance(part, list) else int(np.frombuffer(part, np.int64).sum())
+        used_ns, internal_ns = more * ((done - 1) * end - before_end), 0
         held = usage.used + usage.internal + (grown[0][1] if grown and grown[0][0] == 1 else 0)
         peak = at_first = held
         for j, tokens in grown:
@@ -232,7 +243,7 @@ class LockstepLeap(Run):
             else:
                 used -= tokens
         internal_ns -= used_ns
-        row, gpu_ns = recorder.open_row(replica), sum(gpu[:done]) if done < len(gpu) else sum(gpu)
+        row, gpu_ns = recorder.open_row(replica), added(gpu, 0, done)
         batch, sources = self._batch, self._sources.of(0, done)
         if (
             row is None
@@ -268,7 +279,7 @@ class LockstepLeap(Run):
             planned_ns=ends[j - 1],
             start_ns=ends[j + depth - 2],
             end_ns=ends[j + depth - 1],
-            gpu_ns=self._gpu[j - 1],
+            gpu_ns=int(self._gpu[j - 1]),
             host_ns=self._host,
             sources=self._sources.of(j - 1, j),
         )

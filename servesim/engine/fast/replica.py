@@ -35,6 +35,7 @@ class FastReplica(Replica):
         assert isinstance(core, FastCore)
         self.fast = core
         self._runs = runs_of(self.cost)
+        self._leaps = len(self._free_ns) == 1
         core.on_late_together = self.recorder.late_together
         if self.depth == 1 or core.scheduler.limits.async_scheduling:
             core.keep_lockstep(self.depth)
@@ -104,8 +105,7 @@ class FastReplica(Replica):
 
     def _plan(self) -> None:
         core, in_flight, now = self.fast, self.core.in_flight, self.clock.ns
-        leaps = len(self._free_ns) == 1
-        lockstep = core.lockstep
+        leaps, lockstep = self._leaps, core.lockstep
         if leaps and lockstep is not None and lockstep.members and len(in_flight) == self.depth - 1:
             self.leap = LockstepLeap.prepare(core, self._runs, now, self.horizon(), 1)
             if self.leap is not None:

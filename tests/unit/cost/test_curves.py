@@ -102,13 +102,14 @@ def test_a_run_over_knots_is_each_of_its_points(base: float, step: int) -> None:
     assert curve.rounded_run(base, 1, step, 9).tolist() == [int(base + curve.at(x) + 0.5) for x in points]
 
 
-@pytest.mark.parametrize("count", [1, 9, 10, 12, 13, 14])
-def test_a_short_list_and_a_long_one_of_times_are_those_of_a_run(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 9, 10, 12, 13, 14, 31, 32, 33, 60])
+def test_times_as_a_list_and_as_an_array_are_those_of_a_run(count: int) -> None:
     curve = Curve([0, 5, 90.5], [0, 30, 70], MEASURED)
     for first in (1, 5, 60):
         run = [int((0.4 + start_ns + 0.5) + (x - start) * slope) for x in range(first, first + 2 * count, 2)
                for start, start_ns, slope, _ in [curve.piece(x)]]  # fmt: skip
-        assert curve.rounded_list(0.4, first, 2, count) == run == curve.rounded_run(0.4, first, 2, count).tolist()
+        times = curve.rounded_times(0.4, first, 2, count)
+        assert list(times) == run == curve.rounded_run(0.4, first, 2, count).tolist()
 
 
 def test_a_curve_has_a_time_for_each_size() -> None:

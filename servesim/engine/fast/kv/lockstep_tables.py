@@ -159,14 +159,11 @@ class TableTurns(LockstepMemory):
 
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
         bs, ranks = self._size, self._ranks
-        due: list[Rank] = []
-        grown: list[tuple[int, int]] = []
-        for i in sorted([(phase - turn) % bs for phase in ranks]):
-            if i >= k:
-                break
-            rank = ranks[(turn + i) % bs]
-            due.append(rank)
-            grown.append((i + 1, rank.size * bs))
+        turns = sorted([i for i in [(phase - turn) % bs for phase in ranks] if i < k])
+        if not turns:
+            return []
+        due = [ranks[(turn + i) % bs] for i in turns]
+        grown = [(i + 1, rank.size * bs) for i, rank in zip(turns, due, strict=True)]
         if k > bs:  # repeat, one block later
             grown = [(i + later, tokens) for later in range(0, k, bs) for i, tokens in grown if i + later <= k]
         blocks = self._kv._take(sum([tokens for _, tokens in grown]) // bs).tobytes()
