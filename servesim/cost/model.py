@@ -296,7 +296,7 @@ class TableCostModel(CostModel):
         found: list[RunSources] = []
         for stage, passed in self._passes(batch):
             tokens = self._tokens(passed)
-            found.append(stage.run_sources(passed, tokens, stage.run(passed, tokens, k).tolist()))
+            found.append(stage.run_sources(passed, tokens, stage.run(passed, tokens, k)))
         return SumSources(found)
 
     def _decode_terms(self, batch: Batch) -> DecodeTerms:

@@ -13,7 +13,7 @@ class CurveSources(RunSources):
     """Sources of a run of steps that differ only in the contexts attended to by their decodes."""
 
     def __init__(
-        self, fixed: Sequence[int], known: int, curve: Curve | None, context: int, step: int, gpu: Times
+        self, fixed: list[int], known: int, curve: Curve | None, context: int, step: int, gpu: Times
     ) -> None:
         """Split steps that take `gpu` ns each: `fixed` is the time by source, `known` the part accounted for (see
         `whole`), and the rest goes to the source of `curve` at the sum of contexts, which starts at `context` and grows
@@ -28,7 +28,8 @@ class CurveSources(RunSources):
         sums = [a * n, b * n, c * n, d * n]
         curve, gpu = self._curve, self._gpu
         while curve is not None and first < stop:
-            context, xs = self._context + first * self._step, curve.xs
+            context: float = self._context + first * self._step
+            xs = curve.xs
             i = bisect_right(xs, context) - 1
             source, until = curve.segment_source[i], stop
             if xs[i] == context and curve.knot_source[i] != source:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Batch, RunSources
+from servesim.contracts.cost import Batch, RunSources, Times
 from servesim.cost.attention import Attention, decode_over_sum, prefill_ns
 from servesim.cost.context_pricing import Pass
 from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, rounded, whole
@@ -153,7 +153,7 @@ class Stage:
         sources[source] += times - known
         return times, sources
 
-    def run_sources(self, batch: Batch, tokens: int, gpu: Sequence[int]) -> RunSources:
+    def run_sources(self, batch: Batch, tokens: int, gpu: Times) -> RunSources:
         """Return the sources of successive steps that take `gpu` ns each and start with `batch`, including its
         decodes."""
         ns, parts = self.constant(batch, tokens)

@@ -74,6 +74,8 @@ class Row:
         """Return the row in the order of `columns.STEP_COLUMNS`."""
         first = self.first
         batch, usage = first.batch, first.usage
+        prefill = batch.prefill
+        measured, interpolated, extrapolated, formula = self.sources
         return (
             replica,
             first.id,
@@ -82,9 +84,9 @@ class Row:
             first.start_ns,
             self.end_ns,
             self.ns,
-            sum([new for new, _ in batch.prefill]) if batch.prefill else 0,
-            len(batch.prefill),
-            sum([past for _, past in batch.prefill]) if batch.prefill else 0,
+            sum([new for new, _ in prefill]) if prefill else 0,
+            len(prefill),
+            sum([past for _, past in prefill]) if prefill else 0,
             batch.decode_count,
             batch.decode_context_sum,
             batch.sampled,
@@ -101,5 +103,8 @@ class Row:
             self.kv_peak,
             self.used_ns,
             self.internal_ns,
-            *self.sources,
+            measured,
+            interpolated,
+            extrapolated,
+            formula,
         )

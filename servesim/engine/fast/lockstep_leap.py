@@ -92,7 +92,7 @@ class LockstepLeap(Run):
         self._gpu, self._ns, self._host, self._sources = runs.decode_run(self._batch, most, until_ns)
         ns = self._ns
         if isinstance(ns, list):
-            self._ends += accumulate(ns, initial=self._ends.pop())
+            self._ends.extend(accumulate(ns, initial=self._ends.pop()))
         else:
             self._ends = array("q", self._ends)
             self._ends.frombytes((ns.cumsum() + self._ends[-1]).tobytes())
