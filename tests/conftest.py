@@ -40,9 +40,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked by a feature that is not there; "*": they need all."""
+    """Leave out tests marked by a feature that is not there; "*": they need all. Marks with other names are errors."""
     missing = {*WITHOUT, "*"} if WITHOUT else set()
-    gone = [item for item in items if any(missing & {*mark.args} for mark in item.iter_markers("feature"))]
+    known = {"*", *WITHOUT, *(folder.name for folder in (TESTS.parent / "servesim" / "features").iterdir())}
+    named = [(item, {name for mark in item.iter_markers("feature") for name in mark.args}) for item in items]
+    if unknown := [f"{item.nodeid}: {name}" for item, names in named for name in sorted(names - known)]:
+        raise pytest.UsageError(f"marks by features that do not exist: {', '.join(unknown)}")
+    gone = [item for item, names in named if missing & names]
     if gone:
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if item not in {*gone}]
