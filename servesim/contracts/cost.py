@@ -178,7 +178,7 @@ def by_source(gpu_ns: int, shares: tuple[float, float, float, float]) -> Sources
 def added(times: Times, first: int, stop: int) -> int:
     """Return the sum of the times from `first` up to but not including `stop`."""
     part = times[first:stop]
-    return sum(part) if isinstance(part, list) else int(part.sum())
+    return sum(part) if isinstance(part, list) else int(np.add.reduce(part))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

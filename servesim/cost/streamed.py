@@ -95,8 +95,15 @@ class StreamedDecode:
         self.cached = inner.cached
         self.mixed: Excess | None = inner.mixed
         self.skew = inner.skew
+        self._curves: dict[int, Curve] = {}
 
     def decode(self, count: int) -> Curve:
+        curve = self._curves.get(count)
+        if curve is None:
+            curve = self._curves[count] = self._streamed(count)
+        return curve
+
+    def _streamed(self, count: int) -> Curve:
         slope = count * self._ns_per_token
         starts = max(0.0, self._inner.decode(count).at(0.0) - self.floor)
         xs = sorted({ceil(part * starts / slope) for part in _PARTS})

@@ -222,7 +222,7 @@ class LockstepLeap(Run):
         ends, gpu, usage, more = self._ends, self._gpu, self._usage, n * self._copies
         start, end = ends[depth - 1], ends[depth - 1 + done]
         part = ends[depth : depth - 1 + done]
-        before_end = sum(part) if isinstance(part, list) else int(np.frombuffer(part, np.int64).sum())
+        before_end = sum(part) if isinstance(part, list) else int(np.add.reduce(np.frombuffer(part, np.int64)))
         used_ns, internal_ns = more * ((done - 1) * end - before_end), 0
         held = usage.used + usage.internal + (grown[0][1] if grown and grown[0][0] == 1 else 0)
         peak = at_first = held
