@@ -26,7 +26,7 @@ def spans(axes: Any, rows: Any, starts: Any, stops: Any, height: float, colour: 
 
     low, high = np.asarray(rows) - height / 2, np.asarray(rows) + height / 2
     corners = np.stack([starts, low, stops, low, stops, high, starts, high], axis=1).reshape(-1, 4, 2)
-    axes.add_collection(PolyCollection(corners, facecolor=colour, linewidth=0, **style), autolim=False)
+    axes.add_collection(PolyCollection(list(corners), facecolor=colour, linewidth=0, **style), autolim=False)
 
 
 def clock(span_s: float) -> tuple[float, str]:

@@ -256,7 +256,8 @@ def _split(path: Path, trusted: bool) -> dict[tuple[str, str], Rows]:
     if not trusted:
         table = checked(path, table, KEY_COLUMNS)
     ops, dtypes = (table[name].combine_chunks().dictionary_encode() for name in ("op", "dtype"))
-    codes = np.from_dlpack(ops.indices).astype(np.int64) << 32 | np.from_dlpack(dtypes.indices)
+    op, dtype = (np.from_dlpack(names.indices).astype(np.int64) for names in (ops, dtypes))
+    codes = op << 32 | dtype
     order = np.argsort(codes, kind="stable")
     if (np.diff(order) != 1).any():  # rows of an operator apart from each other
         table = table.take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)]))
