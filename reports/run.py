@@ -31,7 +31,8 @@ class Run:
         requests = result.columns_of(REQUESTS)
         self.names: list[str] | None = requests["name"].tolist() if "name" in requests else None
         self.requests = {name: column for name, column in requests.items() if column.dtype.kind in "if"}
-        self.labels = {kind: requests[kind] for kind in ("class", "tenant") if kind in requests}
+        kinds = [kind for kind in ("class", "tenant") if kind in requests]
+        self.labels: dict[str, NDArray[Any]] = {kind: requests[kind] for kind in kinds}
         self.steps: dict[str, Column] = result.columns_of(STEPS)
         self.done = self.requests["state"] == State.FINISHED
 
