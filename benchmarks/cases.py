@@ -28,6 +28,10 @@ class Case:
     repeats: int = 3
     process: bool = False
     """Time the whole process of the command line, not the loop."""
+    options: tuple[str, ...] = ()
+    """Words of the command line of a `process` case beyond the scenario."""
+    writes: bool = False
+    """Whether a `process` case writes a result directory with its page (`--out`)."""
     group: str = field(default="table", kw_only=True)
 
 
@@ -106,6 +110,23 @@ def _tree(blocks: int) -> dict[str, Any]:
     }
 
 
+def _out() -> dict[str, Case]:
+    """Return one run with and without its files: the second may take 0.8 s more. The comparison of engine versions is
+    left out of both."""
+    run = {"trace": "preset:azure-conv-2023", "requests": 2_000, "preset": "vllm"}
+    cases = {
+        "out-none": ("", False),
+        "out-tables": (", files without the page", True),
+        "out": (", files and page", True),
+    }
+    found = {}
+    for name, (words, writes) in cases.items():
+        options = ("--no-versions", *(["--no-report"] if name == "out-tables" else []))
+        about = f"preset azure-conv-2023, whole process{words}"
+        found[name] = Case(about, run, unit="s", process=True, options=options, writes=writes, group="out")
+    return found
+
+
 OWN = Path(__file__).with_name("own_schedulers.py")
 POLICIES = {
     "vllm": "vllm",
@@ -143,4 +164,4 @@ def _quick() -> dict[str, Case]:
     }
 
 
-CASES: dict[str, Case] = {**_table(), **_policies(), **_series(), **_streams(), **_quick()}
+CASES: dict[str, Case] = {**_table(), **_policies(), **_series(), **_streams(), **_quick(), **_out()}

@@ -103,7 +103,8 @@ def _whole_process(case: Case, settings: dict[str, Any], repeats: int) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         scenario = Path(folder) / "scenario.yaml"
         scenario.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
-        command = [sys.executable, "-m", "servesim", "run", str(scenario)]
+        command = [sys.executable, "-m", "servesim", "run", str(scenario), *case.options]
+        command += ["--out", str(Path(folder) / "out")] if case.writes else []
         for _ in range(repeats + 1):  # the first one warms the file cache
             with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
                 _, status, usage = os.wait4(process.pid, 0)

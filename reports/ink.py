@@ -42,6 +42,7 @@ STYLE: dict[str, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 9,
+    "axes.titley": 1.0,  # nothing above a panel would move its title, so need not be measured
     "axes.labelsize": TEXT,
     "axes.linewidth": 1.0,
     "axes.axisbelow": True,

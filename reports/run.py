@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from servesim.contracts.request import State
 from servesim.metrics.requests import SECOND
 from servesim.run.result import Result
+from servesim.run.result_files import REQUESTS, STEPS
 
 if TYPE_CHECKING:
     from servesim.reports.priced import Priced
@@ -27,11 +28,12 @@ class Run:
     def __init__(self, result: Result) -> None:
         self.summary: dict[str, Any] = result.summary
         self.scenario = result.scenario
-        requests, steps = result.requests, result.steps
+        requests = result.columns_of(REQUESTS)
         self.names: list[str] | None = requests["name"].tolist() if "name" in requests else None
-        self.requests = {str(c): requests[c].to_numpy() for c in requests if requests[c].dtype.kind in "if"}
-        self.labels = {kind: requests[kind].to_numpy(dtype=object) for kind in ("class", "tenant") if kind in requests}
-        self.steps: dict[str, Column] = {str(c): steps[c].to_numpy() for c in steps}
+        self.requests = {name: column for name, column in requests.items() if column.dtype.kind in "if"}
+        kinds = [kind for kind in ("class", "tenant") if kind in requests]
+        self.labels: dict[str, NDArray[Any]] = {kind: requests[kind] for kind in kinds}
+        self.steps: dict[str, Column] = result.columns_of(STEPS)
         self.done = self.requests["state"] == State.FINISHED
 
     @property

@@ -6,7 +6,6 @@ drawing serves light, dark and print. Text stays text in the page's own font. Th
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -125,19 +124,16 @@ def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: in
         import matplotlib
     except ValueError as error:  # from MPLBACKEND, which is read on import
         raise UserError(f"no figure can be drawn: matplotlib: {error}") from error
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    from servesim.reports.canvas import Canvas
 
-    out = io.StringIO()
     style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE, "svg.hashsalt": name}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-        FigureCanvasSVG(figure)
-        paint(figure, width < HALF)
-        legible(figure)
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        meaning = json.dumps(_axes(figure, height), separators=(",", ":"), ensure_ascii=False)
-    return Markup(_inline(out.getvalue(), name, title, alt, (width, height), meaning))
+        canvas = Canvas(width, height)
+        paint(canvas.figure, width < HALF)
+        legible(canvas.figure, final=True)
+        text = canvas.svg()
+        meaning = json.dumps(_axes(canvas.figure, height), separators=(",", ":"), ensure_ascii=False)
+    return Markup(_inline(text, name, title, alt, (width, height), meaning))
 
 
 def _axes(figure: Any, height: int) -> list[dict[str, Any]]:
@@ -179,19 +175,20 @@ def _inline(text: str, name: str, title: str, alt: str, size: tuple[int, int], m
     body = re.sub(r'<g id="axes_\d+"', '<g class="axes"', body)
     body = re.sub(r'<g id="[^"]*"', "<g", body)  # layer names: unused, and not unique on a page
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.S)
-    body = re.sub(r'(id="|href="#|url\(#)([0-9a-z]+)', rf"\g<1>{name}-\g<2>", body)
-    body = re.sub(r"<[^>]+>", lambda tag: _shorter(tag[0]), body)
+    for before in ('id="', 'href="#', "url(#"):
+        body = body.replace(before, f"{before}{name}-")
+    body = _shorter(body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace("font-weight: 700", "font-weight: 600")
-    for colour, stand_in in INK.items():
-        body = body.replace(stand_in, f"var(--{colour})")
-    body = re.sub(r"\s*\n\s*", "\n", body)
+    names = {stand_in: f"var(--{colour})" for colour, stand_in in INK.items()}
+    body = re.sub("|".join(names), lambda found: names[found[0]], body)
+    body = "\n".join(line for spaced in body.split("\n") if (line := spaced.strip()))
     head = (
         f'<svg role="img" aria-labelledby="{name}-t {name}-d" viewBox="0 0 {width} {height}" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink" style="max-width: {int(width * 1.2)}px" '
         f'data-axes="{escape(meaning)}">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(alt)}</desc>'
     )
-    return head + body
+    return f"{head}\n{body}"
 
 
 def standalone(drawing: Drawing) -> str:
@@ -214,6 +211,9 @@ def standalone(drawing: Drawing) -> str:
     return text.replace("<svg", f"<svg {FILE}", 1)
 
 
-def _shorter(tag: str) -> str:
-    """Shorten an SVG tag: round numbers to tenths of a pixel, and put the tag on one line."""
-    return re.sub(r"(\d\.\d)\d+", r"\1", " ".join(tag.split()))
+def _shorter(body: str) -> str:
+    """Shorten the tags of an SVG, not its text: round numbers to tenths of a pixel, and put each tag on one line."""
+    parts = re.split("(<[^>]+>)", body)
+    tags = " ".join("\0".join(parts[1::2]).split())
+    parts[1::2] = re.sub(r"(?<=\d\.\d)\d+", "", tags).split("\0")
+    return "".join(parts)

@@ -18,6 +18,17 @@ ABOVE, BESIDE = 42, 24
 """Maximum number of characters in a line above a row, and in one beside it."""
 
 
+def spans(axes: Any, rows: Any, starts: Any, stops: Any, height: float, colour: str, **style: Any) -> None:
+    """Draw horizontal bars of one color, as `barh` does, as a single artist: a patch for each bar takes matplotlib
+    half a millisecond. The limits of the axes are left alone."""
+    import numpy as np
+    from matplotlib.collections import PolyCollection
+
+    low, high = np.asarray(rows) - height / 2, np.asarray(rows) + height / 2
+    corners = np.stack([starts, low, stops, low, stops, high, starts, high], axis=1).reshape(-1, 4, 2)
+    axes.add_collection(PolyCollection(list(corners), facecolor=colour, linewidth=0, **style), autolim=False)
+
+
 def clock(span_s: float) -> tuple[float, str]:
     """Return (seconds per unit, unit name) for an axis of `span_s` seconds."""
     return (3600.0, "hours") if span_s > 3 * 3600 else (60.0, "minutes") if span_s > 900 else (1.0, "seconds")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts.request import State
-from servesim.reports.figures.axes import name_ticks
+from servesim.reports.figures.axes import name_ticks, spans
 from servesim.reports.ink import INK
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing, wide
@@ -54,7 +54,7 @@ def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | No
         axes = figure.subplots()
         y = np.arange(len(rows))
         for (colour, _), (start, stop) in zip(PHASES, pairwise(bounds), strict=True):
-            axes.barh(y, stop - start, left=start, height=0.68, color=INK[colour], linewidth=0, alpha=0.9)
+            spans(axes, y, start, stop, 0.68, INK[colour], alpha=0.9)
         marked = np.flatnonzero(again)
         if len(marked):
             x = np.minimum(bounds[3][marked], end)

@@ -131,7 +131,8 @@ class ScenarioCommand(TrustCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         more = _settings_of_own(own_features_in(args) or own_features_of_files(args))
-        words, parts = canonical(args, {name for param in super().get_params(ctx) for name in param.opts}, more)
+        own = {name for param in super().get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
+        words, parts = canonical(args, own, more)
         ctx.meta[__name__] = [*_options(more, self.several), *_options(parts, self.several)]
         return super().parse_args(ctx, words)
 

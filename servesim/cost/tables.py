@@ -239,12 +239,11 @@ class KernelTables:
 def _split(path: Path, trusted: bool) -> dict[tuple[str, str], Rows]:
     """Read one file as numpy columns by (op, dtype), leaving out columns of nulls."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     # read_table, to_numpy and the conversion of a Python value to Arrow would all import pandas
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, read_dictionary=list(_TEXT) if trusted else None) as file:
             table = file.read()
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"kernel table {path} is not a readable Parquet file: {error}") from None
@@ -252,15 +251,23 @@ def _split(path: Path, trusted: bool) -> dict[tuple[str, str], Rows]:
     missing = [name for name in COLUMNS if name not in present and name not in _OPTIONAL]
     if missing:
         raise UserError(f"kernel table {path}: column {missing[0]!r} is missing")
+    if unnamed := next((name for name in ("op", "dtype") if table[name].null_count), ""):
+        raise UserError(f"kernel table {path}: a row has no {unnamed!r}")
     if not trusted:
         table = checked(path, table, KEY_COLUMNS)
+    ops, dtypes = (table[name].combine_chunks().dictionary_encode() for name in ("op", "dtype"))
+    op, dtype = (np.from_dlpack(names.indices).astype(np.int64) for names in (ops, dtypes))
+    codes = op << 32 | dtype
+    order = np.argsort(codes, kind="stable")
+    if (np.diff(order) != 1).any():  # rows of an operator apart from each other
+        table = table.take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)]))
     found = {}
-    for op in table["op"].unique():
-        of_op = table.filter(pc.equal(table["op"], op))
-        for dtype in of_op["dtype"].unique():
-            rows = of_op.filter(pc.equal(of_op["dtype"], dtype))
-            full = [n for n in present if n not in _TEXT and not rows[n].null_count]
-            found[op.as_py(), dtype.as_py()] = {n: np.from_dlpack(rows[n].combine_chunks()) for n in full}
+    values, begins, counts = np.unique(codes[order], return_index=True, return_counts=True)
+    for code, begin, count in zip(values.tolist(), begins.tolist(), counts.tolist(), strict=True):
+        rows = table.slice(begin, count)
+        full = [n for n in present if n not in _TEXT and not rows[n].null_count]
+        key = ops.dictionary[code >> 32].as_py(), dtypes.dictionary[code & 0xFFFFFFFF].as_py()
+        found[key] = {n: np.from_dlpack(rows[n].combine_chunks()) for n in full}
     return found
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from servesim.contracts.cost import Batch
-from servesim.hardware.layers import dtype_bytes
+from servesim.hardware.layers import Experts, dtype_bytes
 from servesim.hardware.model import ModelSpec
 
 
@@ -19,22 +21,28 @@ def step_work(
     each of the `tp` GPUs that holds a copy. Windows are applied to the mean context.
     """
     tokens = batch.linear_tokens
-    flops = 2.0 * model.layer_params * model.num_layers * tokens
+    params, data = _weights(model, dtype)
+    flops = 2.0 * params * model.num_layers * tokens
     flops += 2.0 * model.hidden_size * model.vocab_size * batch.sampled
     kv_tokens = 0.0
     states = batch.decode_count + len(batch.prefill)
     indexer, scored = model.latent.indexer if model.latent is not None else None, 0.0
+    attended: dict[int, tuple[float, float]] = {}
+    per_pair = _flops_per_pair(model)
     for layer in model.layers:
         if layer.recurrent or not layer.mixer:
             continue
-        pairs, read = _attended(batch, chosen(model, layer.window))
-        flops += _flops_per_pair(model) * pairs
+        if layer.window not in attended:
+            attended[layer.window] = _attended(batch, chosen(model, layer.window))
+        pairs, read = attended[layer.window]
+        flops += per_pair * pairs
         kv_tokens += read + (tokens if layer.owns_kv else 0)
         if indexer is not None:
             every, of_all = _attended(batch, layer.window)
             flops += 2.0 * indexer.heads * indexer.dim * every
             scored += of_all - read
-    data = _weight_bytes(model, dtype, tokens)
+    if model.experts is not None:
+        data -= _unused_bytes(model, model.experts, dtype, tokens)
     if indexer is not None:
         data += scored * indexer.key_bytes * tp  # the rest is not attended to
     data += 2.0 * states * model.state_bytes(tp) * tp  # read and written
@@ -84,11 +92,16 @@ def _flops_per_pair(model: ModelSpec) -> float:
     return 2.0 * model.num_heads * (model.latent.width + model.latent.kv_rank)
 
 
-def _weight_bytes(model: ModelSpec, dtype: str, tokens: int) -> float:
+@cache
+def _weights(model: ModelSpec, dtype: str) -> tuple[int, float]:
+    """Return the weights that a token passes through in a mean layer, and the bytes of all weights that a step may
+    read: embedding tables are only looked up."""
     looked_up = model.learned_positions + (0 if model.tie_embeddings else model.vocab_size)
-    whole = model.weight_bytes(dtype) - 2.0 * model.hidden_size * looked_up
-    if model.experts is None:
-        return whole
-    unused = 1.0 - model.experts.touched(tokens) / model.experts.count
-    experts = sum(layer.experts for layer in model.layers) * model.experts.params(model.hidden_size)
-    return whole - unused * experts * dtype_bytes(model.experts_dtype or dtype)
+    return model.layer_params, model.weight_bytes(dtype) - 2.0 * model.hidden_size * looked_up
+
+
+def _unused_bytes(model: ModelSpec, moe: Experts, dtype: str, tokens: int) -> float:
+    """Return the bytes of the experts to which no token is expected to be routed."""
+    unused = 1.0 - moe.touched(tokens) / moe.count
+    experts = sum(layer.experts for layer in model.layers) * moe.params(model.hidden_size)
+    return unused * experts * dtype_bytes(moe.dtype or dtype)

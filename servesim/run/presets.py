@@ -47,7 +47,7 @@ def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str
     if isinstance(engine, Mapping):
         facts = facts_of(name, engine.get("version"))
         if facts.engine == (name or "vllm"):
-            merged["engine"] = {key: facts.get(key) for key in VERSIONED if key in facts.facts} | dict(engine)
+            merged["engine"] = {key: fact for key in VERSIONED if (fact := facts.get(key)) is not None} | dict(engine)
         kv_dtype = facts.get("kv_dtype_of_weights", {}).get(merged.get("dtype"))
         if kv_dtype is not None and merged.get("kv_dtype") is None and _dense(merged.get("model")):
             merged["kv_dtype"] = kv_dtype

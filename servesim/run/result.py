@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from servesim.errors import UserError, shown
 from servesim.metrics.requests import RequestColumns
@@ -26,6 +27,7 @@ from servesim.run.result_files import (
     ResultWriter,
     arrow_array,
     arrow_strings,
+    numpy_array,
     reading,
 )
 from servesim.run.scenario import Scenario, features_of
@@ -129,6 +131,16 @@ class Result:
         """Steps that did not deliver exactly one token to each request; see servesim.records.recorder."""
         return self._frame(DELIVERIES)
 
+    def columns_of(self, file: str) -> dict[str, NDArray[Any]]:
+        """Return the records of requests, steps or deliveries, by the name of their file, as arrays by column: the
+        values of the DataFrames, without the import of pandas."""
+        if file == REQUESTS:
+            table = self._request_table()
+            return {name: numpy_array(table[name]) for name in table.column_names}
+        chunks, names = self._chunks(file), STREAMED[file]
+        rows = np.concatenate(chunks) if chunks else np.empty((0, len(names)), dtype=np.int64)
+        return {name: rows[:, i] for i, name in enumerate(names)}
+
     def figure(self, name: str, window_s: tuple[float, float] | None = None, panel: str | None = None) -> Drawing:
         """Draw one figure of the report, such as "latency_cdf" (see servesim.figure; servesim.figures(result) lists all
         names)."""
@@ -176,21 +188,19 @@ class Result:
                 summary,
                 scenario,
                 {key: value for key, value in read_json(folder / TIMING).items() if key != DIGESTS},
-                folder / REQUESTS if scenario.stream else pq.read_table(folder / REQUESTS),
+                folder / REQUESTS if scenario.stream else _stored(folder / REQUESTS),
                 {file: folder / file for file in STREAMED},
-                pq.read_table(folder / SAMPLES) if (folder / SAMPLES).exists() else None,
+                _stored(folder / SAMPLES) if (folder / SAMPLES).exists() else None,
             )
 
     def _request_table(self) -> Any:
         """Return the requests as a pyarrow table in trace order (a streamed run writes them in the order in which they
         end)."""
-        import pyarrow.parquet as pq
-
         if self._requests is None:
             raise UserError(NOT_KEPT)
         if isinstance(self._requests, Path):
             with reading(self._requests):
-                return pq.read_table(self._requests).sort_by("row")
+                return _stored(self._requests).sort_by("row")
         return self._requests
 
     def _frame(self, file: str) -> pd.DataFrame:
@@ -217,7 +227,15 @@ class Result:
         with reading(source):
             stored = pq.ParquetFile(source)
             groups = [stored.read_row_group(i) for i in range(stored.num_row_groups)]
-        return [np.stack([g[name].to_numpy() for name in STREAMED[file]], axis=1) for g in groups]
+        return [np.stack([numpy_array(g[name]) for name in STREAMED[file]], axis=1) for g in groups]
+
+
+def _stored(path: Path) -> Any:
+    """Return a Parquet file as a pyarrow table. Unlike pyarrow's `read_table`, this does not import pandas."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        return file.read()
 
 
 def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:

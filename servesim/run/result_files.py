@@ -256,6 +256,22 @@ def arrow_strings(values: Sequence[str]) -> Any:
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
+def numpy_array(column: Any) -> NDArray[Any]:
+    """Return a pyarrow column as an array: int64 and float64 values, the former as float64 if some are null (NaN), and
+    anything else as objects. It is built from buffers because pyarrow's `to_numpy` imports pandas too."""
+    import pyarrow as pa
+
+    array = column.combine_chunks()
+    if array.type not in (pa.int64(), pa.float64()):
+        return np.array(array.to_pylist(), dtype=object)
+    mask, values = array.buffers()
+    found = np.frombuffer(values or b"", str(array.type), len(array), 8 * array.offset)
+    if not array.null_count:
+        return found
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    return np.where(bits[array.offset : array.offset + len(array)], found, np.nan)
+
+
 def to_json(value: Mapping[str, Any]) -> str:
     """Return JSON with sorted keys; NaN and infinity are not allowed."""
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"

@@ -1,7 +1,8 @@
 """Latencies of a run under the other known versions of its engine, for a run that names none and so gets the newest.
 
 The beginning of the run is repeated under each version at which something known changes: defaults, kernels, or the host
-terms that were fitted to it. What the scenario leaves open is left to each version.
+terms that were fitted to it. What the scenario leaves open is left to each version. A version that agrees with one
+already run on everything that this run asked for is not run again.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.cost.host import fitted_versions
+from servesim.cost.host import HostTerms, fitted_versions, host_terms
 from servesim.errors import PolicyError, UserError
+from servesim.hardware.memory import accounting
 from servesim.metrics.request_figures import LATENCY_LABELS
 from servesim.metrics.slo import SLO_METRICS
 from servesim.metrics.words import number
@@ -19,7 +21,7 @@ from servesim.run.presets import facts_of
 from servesim.run.result import Result
 from servesim.run.scenario import Scenario
 from servesim.run.simulate import simulate
-from servesim.versions import EngineFacts, turning_points
+from servesim.versions import EngineFacts, noting, turning_points
 from servesim.versions.table import parse_version
 
 FEW = 100
@@ -116,12 +118,41 @@ def under_versions(settings: Mapping[str, Any], count: int) -> Versions | None:
     few = min(count, max(LEAST, clients, min(enough, count // PART)))
     known = _others(assumed, asked.preset)
     rows = []
+    ran: list[_Ran] = []
     for version in (*known, assumed.version) if known else ():
-        means = _means(settings, few, version)
-        if means is not None:
-            rows.append((version, means))
+        facts = facts_of(asked.preset, version, asked.gpu)
+        done = next((one for one in ran if one.holds_for(facts)), None)
+        if done is None:
+            with noting() as names:
+                means = _means(settings, few, version)
+            ran.append(done := _Ran(facts, names, means))
+        if done.means is not None:
+            rows.append((version, done.means))
     complete = len(rows) > 1 and rows[-1][0] == assumed.version
     return Versions(assumed.engine, assumed.version, few, tuple(rows)) if complete else None
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A short run under one version."""
+
+    facts: EngineFacts
+    names: set[str]
+    """Facts that the run asked for."""
+    means: Mapping[str, float] | None
+
+    def holds_for(self, other: EngineFacts) -> bool:
+        """Return whether a run under another version would be the same: besides facts, its memory accounting and host
+        terms depend on the version."""
+        ours, theirs = (
+            ([facts.get(name) for name in sorted(self.names)], accounting(facts.release), _fitted(facts))
+            for facts in (self.facts, other)
+        )
+        return ours == theirs
+
+
+def _fitted(facts: EngineFacts) -> HostTerms | None:
+    return host_terms(f"{facts.engine} {facts.version}", facts.gpu)
 
 
 def means_of(result: Result) -> dict[str, float]:

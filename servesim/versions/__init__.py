@@ -8,6 +8,6 @@ that names `before`, then the one with the latest `since`. An entry has a `value
 a pull request, or a recorded server. Unknown facts have no entry.
 """
 
-from servesim.versions.table import EngineFacts, Fact, engine_facts, engines, recorded_engine, turning_points
+from servesim.versions.table import EngineFacts, Fact, engine_facts, engines, noting, recorded_engine, turning_points
 
-__all__ = ["EngineFacts", "Fact", "engine_facts", "engines", "recorded_engine", "turning_points"]
+__all__ = ["EngineFacts", "Fact", "engine_facts", "engines", "noting", "recorded_engine", "turning_points"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -14,6 +16,7 @@ from servesim.errors import UserError, suggest
 
 _ABOUT = ("engine", "newest", "dated", "unpriced")
 _ENTRY = {"value", "since", "before", "gpus", "source"}
+_noted: ContextVar[set[str] | None] = ContextVar("_noted", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,9 @@ class EngineFacts:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a fact, or `default` if there is no entry for this engine, version and GPU."""
+        noted = _noted.get()
+        if noted is not None:
+            noted.add(name)
         fact = self.facts.get(name)
         return default if fact is None else fact.value
 
@@ -69,6 +75,18 @@ def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> Engi
     unpriced = table.get("unpriced", ())
     facts = {n: Fact(e["value"], e["source"], n not in unpriced) for n, e in entries.items() if e is not None}
     return EngineFacts(engine, version or table["newest"], gpu, facts, Version(asked.public) > newest)
+
+
+@contextmanager
+def noting() -> Iterator[set[str]]:
+    """Collect the names of the facts that are asked for inside, known or not: whatever depends on no other facts is the
+    same under any version that agrees on these."""
+    names: set[str] = set()
+    token = _noted.set(names)
+    try:
+        yield names
+    finally:
+        _noted.reset(token)
 
 
 def turning_points(engine: str) -> list[str]:

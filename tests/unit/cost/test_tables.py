@@ -14,6 +14,7 @@ import pytest
 
 from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
 from servesim.cost import KernelTables
+from servesim.cost.tables import write_table
 from servesim.errors import UserError
 
 SHIPPED = ("a100", "h100", "h200", "l40s", "rtx-pro-6000")
@@ -328,6 +329,31 @@ def test_an_unknown_system_or_package_is_named(package: Path, tmp_path: Path) ->
 def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="contains no kernel tables"):
         KernelTables.load(folder=tmp_path)
+
+
+def test_rows_of_one_operator_may_lie_apart_and_in_several_row_groups(tmp_path: Path) -> None:
+    ops, times = ["gemm", "norm", "gemm", "norm", "gemm"], [10.0, 20.0, 11.0, 21.0, 12.0]
+    columns: dict[str, Any] = {"op": ops, "dtype": ["bf16", "bf16", "fp8", "bf16", "bf16"], "time_us": times}
+    write_table(tmp_path / "whole.parquet", columns | {"m": [1, 2, 3, 4, 5], "n": [64] * 5, "k": [64] * 5}, {})
+    table = pq.read_table(tmp_path / "whole.parquet")
+    (tmp_path / "whole.parquet").unlink()
+    pq.write_table(table, tmp_path / "apart.parquet", row_group_size=2)
+    tables = KernelTables.load(folder=tmp_path)
+    assert tables.measured == [("gemm", "bf16"), ("gemm", "fp8"), ("norm", "bf16")]
+    rows = {key: tables.rows(*key) for key in tables.measured}
+    found = {key: list(zip(of["m"].tolist(), of["time_us"].tolist(), strict=True)) for key, of in rows.items()}
+    assert found == {
+        ("gemm", "bf16"): [(1, 10.0), (5, 12.0)],
+        ("gemm", "fp8"): [(3, 11.0)],
+        ("norm", "bf16"): [(2, 20.0), (4, 21.0)],
+    }
+
+
+def test_a_row_without_an_operator_is_refused(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"op": ["norm", None], "dtype": ["bf16"] * 2, "time_us": [10.0, 11.0], "m": [1, 2]}
+    write_table(tmp_path / "some.parquet", columns, {})
+    with pytest.raises(UserError, match=r"some\.parquet: a row has no 'op'"):
+        KernelTables.load(folder=tmp_path).rows("norm", "bf16")
 
 
 @pytest.mark.medium

@@ -56,6 +56,24 @@ def test_what_the_newest_version_implies_is_not_held_against_an_older_one() -> N
     assert rows["0.13"]["tpot"] > rows["0.14"]["tpot"]
 
 
+@pytest.mark.parametrize("more", [{}, {"model": "qwen3-30b-a3b", "dtype": "fp8"}, {"preset": "sglang"}], ids=repr)
+def test_a_run_stands_for_all_versions_that_agree_on_what_it_asked_for(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, ran = {**SETTINGS, **more}, []
+
+    def counted(scenario: Any, **options: Any) -> Any:
+        ran.append(scenario.engine.version)
+        return servesim.simulate(scenario, **options)
+
+    monkeypatch.setattr("servesim.run.under_versions.simulate", counted)
+    found = under_versions(settings, 60)
+    assert found is not None
+    assert len(ran) < len(found.since)
+    for version, means in found.since:
+        assert means == means_of(servesim.simulate(settings, requests=20, engine={"version": version}))
+
+
 @pytest.mark.parametrize(
     "more",
     [
