@@ -113,7 +113,7 @@ class Reporting(Part):
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._tells = "on_report" in cluster.router.hears()
-        self._keeps = not cluster.router.blind
+        self._keeps = self.has_end and not cluster.router.blind
         cluster.fleet.view = self._view
         cluster.fleet.views = Views([self._view(replica) for replica in cluster.replicas])
         cluster.fleet.sort()
