@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Hashable
 
 from servesim.contracts.kv_events import key_of
-from servesim.contracts.request import Request
+from servesim.contracts.request import PrefixIdentity, Request
 
 REFRESH_EVERY = 8
 """Interval, in epochs, at which a match refreshes the last use of the node it found."""
@@ -21,17 +21,19 @@ REFRESH_EVERY = 8
 class Node:
     """The part of prompts from `start` to `end`, and the tenants that received it."""
 
-    __slots__ = ("children", "creator", "end", "end_key", "key", "origin", "parent", "start", "tenants")
+    __slots__ = ("children", "content", "creator", "end", "end_key", "key", "parent", "salt", "start", "tenants")
 
-    def __init__(self, parent: Node | None, start: int, end: int, origin: Request | None, creator: int | None) -> None:
+    def __init__(
+        self, parent: Node | None, start: int, end: int, content: PrefixIdentity | None, salt: str, creator: int | None
+    ) -> None:
         self.parent = parent
         self.start = start
         self.end = end
-        self.origin = origin
-        """Request for which it was first inserted."""
-        self.key: Hashable = _prefix(origin, start + 1) if origin is not None else None
+        self.content, self.salt = content, salt
+        """Content and salt of the request for which it was first inserted."""
+        self.key: Hashable = _prefix(content, salt, start + 1) if content is not None else None
         """Key under which the parent stores this node: the prefix up to the node's first token."""
-        self.end_key: Hashable = _prefix(origin, end) if origin is not None else None
+        self.end_key: Hashable = _prefix(content, salt, end) if content is not None else None
         """Key of the prefix up to the node's end."""
         self.creator = creator
         """Tenant that owns the node: its creator, as long as the creator is among its tenants."""
@@ -58,7 +60,7 @@ class TenantTree:
     """Prefixes with the tenants that received them; a tenant of a node is also a tenant of all its ancestors."""
 
     def __init__(self, tenants: int) -> None:
-        self.root = Node(None, 0, 0, None, None)
+        self.root = Node(None, 0, 0, None, "", None)
         self.sizes: dict[int, int] = {}
         """Total length of each tenant's nodes."""
         self._epoch = 0
@@ -95,7 +97,7 @@ class TenantTree:
         if node.end > found.length:
             node = self._split(node, found.length)
         if request.content is not None and found.length < request.prompt_len:
-            leaf = Node(node, found.length, request.prompt_len, request, tenant)
+            leaf = Node(node, found.length, request.prompt_len, request.content, request.salt, tenant)
             node.children[leaf.key] = leaf
             node = leaf
         above: Node | None = node
@@ -145,11 +147,11 @@ class TenantTree:
     def _find(self, request: Request) -> Match:
         node, length = self.root, 0
         while request.content is not None and length < request.prompt_len:
-            child = node.children.get(_prefix(request, length + 1))
+            child = node.children.get(_prefix(request.content, request.salt, length + 1))
             if child is None:
                 break
             node = child
-            if child.end > request.prompt_len or _prefix(request, child.end) != child.end_key:
+            if child.end > request.prompt_len or _prefix(request.content, request.salt, child.end) != child.end_key:
                 length = _common(child, request)
                 break
             length = child.end
@@ -159,11 +161,11 @@ class TenantTree:
         """Split a node where a prompt diverges from it after `length` tokens; return the upper one."""
         parent = node.parent
         assert parent is not None
-        upper = Node(parent, node.start, length, node.origin, node.creator)
+        upper = Node(parent, node.start, length, node.content, node.salt, node.creator)
         upper.tenants = dict(node.tenants)
         parent.children[node.key] = upper
         node.parent, node.start = upper, length
-        node.key = _prefix(node.origin, length + 1)
+        node.key = _prefix(node.content, node.salt, length + 1)
         upper.children[node.key] = node
         return upper
 
@@ -172,11 +174,10 @@ class TenantTree:
         return self._epoch - 1
 
 
-def _prefix(request: Request | None, stop: int) -> Hashable:
+def _prefix(content: PrefixIdentity | None, salt: str, stop: int) -> Hashable:
     """Return the identity of a prompt's first `stop` tokens."""
-    assert request is not None
-    assert request.content is not None
-    return key_of(request.content.prefix_key(stop), request.salt)
+    assert content is not None
+    return key_of(content.prefix_key(stop), salt)
 
 
 def _common(node: Node, request: Request) -> int:
@@ -184,7 +185,7 @@ def _common(node: Node, request: Request) -> int:
     low, high = node.start + 1, min(node.end, request.prompt_len)
     while low < high:
         middle = (low + high + 1) // 2
-        if _prefix(request, middle) == _prefix(node.origin, middle):
+        if _prefix(request.content, request.salt, middle) == _prefix(node.content, node.salt, middle):
             low = middle
         else:
             high = middle - 1

@@ -34,7 +34,7 @@ class PrefixIdentity(Protocol):
 
     def prefix_key(self, stop: int) -> Hashable:
         """Return a value that is equal for two requests exactly when their first `stop` tokens are equal. Use it only
-        for comparison and lookup: the value depends on earlier calls."""
+        for comparison and lookup: the value has no meaning."""
 
 
 class PromptContent(PrefixIdentity, Protocol):

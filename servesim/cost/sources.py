@@ -28,7 +28,7 @@ class CurveSources(RunSources):
         sums = [a * n, b * n, c * n, d * n]
         curve, gpu = self._curve, self._gpu
         while curve is not None and first < stop:
-            context: float = self._context + first * self._step
+            context = self._context + first * self._step + 0.0  # compared with floats
             xs = curve.xs
             i = bisect_right(xs, context) - 1
             source, until = curve.segment_source[i], stop

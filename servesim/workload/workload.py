@@ -9,7 +9,7 @@ from typing import Protocol
 
 from servesim.contracts.request import Deadline, Request, SampleForm, State
 from servesim.draws import uniform_one
-from servesim.workload.content import Prefixes, RunContent, joined
+from servesim.workload.content import RunContent, joined
 from servesim.workload.predictor import predict
 from servesim.workload.samples import FURTHER, PROMPTS, FanOut
 from servesim.workload.sessions import Sessions
@@ -97,7 +97,6 @@ class TraceWorkload:
         self._count = len(trace) if count is None else count
         self._left = self._count  # rows neither sent nor given up
         self._again = 0  # retries not yet sent
-        self._prefixes: Prefixes | None = None
         self._window(trace, predicted, 0)
         self._form = form
         self._samples = trace.samples
@@ -134,8 +133,6 @@ class TraceWorkload:
         self._content = self._told = trace.content
         if trace.content is not None and len(trace) == self._count:  # rows yet to come might diverge where these agree
             self._content = joined(trace.content)
-        if (trace.content is not None or trace.samples is not None) and self._prefixes is None:
-            self._prefixes = Prefixes()
 
     def next_ns(self) -> int | None:
         due = self._next_request_ns()
@@ -254,10 +251,10 @@ class TraceWorkload:
         attempt, at = number // self._count, row - self._first
         name = self._ids[at] if self._ids is not None else str(row)
         content = None
-        if self._prefixes is not None and (self._content is not None or text is not None):
+        if self._content is not None or text is not None:
             runs = self._content.runs(at) if self._content is not None else [(row, self._prompt[at])]
-            told = (self._told, at) if self._told is not None else None
-            content = RunContent(row if text is None else text, runs, self._prefixes, told)
+            told = (self._told, at) if self._told is not None and self._told is not self._content else None
+            content = RunContent(row if text is None else text, runs, told)
         session, tenant, slo_class, model = [labels[at] if labels is not None else "" for labels in self._labels]
         return Request(
             number,

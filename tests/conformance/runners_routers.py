@@ -15,7 +15,7 @@ from servesim.contracts.router import ReplicaView, Views
 from servesim.policies.routing._block_sets import block_keys
 from servesim.policies.routing._dynamo import DynamoRouter
 from servesim.policies.routing.circuit_breaker import CircuitBreaker
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 from tests.conformance.cases import Case
 
 RAY = f"{Path(__file__).resolve().parents[2] / 'docs' / 'ray_prefix.py'}:RayPrefix"
@@ -83,14 +83,13 @@ class Script:
         self.ops = case["ops"]
         self.router = router
         self.views = views_of(range(case["workers"]))
-        self.prefixes = Prefixes()
         self.live: dict[int, tuple[Request, int]] = {}
         self.load = [0] * case["workers"]
 
     def request(self, op: dict[str, Any]) -> Request:
         runs = [(content, length) for content, length in op["runs"]]
         number, total = op.get("id", 1 << 40), sum(length for _, length in runs)
-        content = RunContent(number, runs, self.prefixes)
+        content = RunContent(number, runs)
         return Request(number, str(number), total, 1, 0, content=content, session=op.get("key", ""))
 
     def sent(self, request: Request, worker: int) -> None:

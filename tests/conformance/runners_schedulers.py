@@ -24,7 +24,7 @@ from servesim.contracts.ledger import Ledger
 from servesim.engine.core import EngineCore
 from servesim.policies.scheduling._prefill_adder import CLIP_MAX_NEW_TOKENS, Added, PrefillAdder, max_new
 from servesim.policies.scheduling._sglang_order import IN_BATCH_CHECK, IN_BATCH_DEPRIORITIZE, MATCH_LIMIT
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 
 Case = dict[str, Any]
 AMPLE = 1 << 20
@@ -252,13 +252,12 @@ class QueueOrder:
         assert config.get("in_batch_deprioritize", IN_BATCH_DEPRIORITIZE) == IN_BATCH_DEPRIORITIZE
         kv_class, _ = kv_allocators.resolve("prefix-radix")
         kv = kv_class(build_params("kv", kv_class.Params, {}), KVMemory(AMPLE, 1, AMPLE))
-        prefixes = Prefixes()
         waiting = []
         for row, spec in enumerate(case["waiting"]):
             runs = self._runs(row, spec)
             length = sum(n for _, n in runs)
             one = Request(row, spec["id"], length, spec.get("max_new", 16), row, spec.get("priority", 0))
-            one.content = RunContent(row, runs, prefixes)
+            one.content = RunContent(row, runs)
             self._cache(kv, one, spec["matched"])
             waiting.append(one)
         cls, _ = schedulers.resolve("sglang")

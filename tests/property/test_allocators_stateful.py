@@ -15,7 +15,7 @@ from servesim.contracts.request import LAST
 from servesim.engine import compiled
 from servesim.engine.fast.kv import fast_memory
 from servesim.engine.fast.memory import lockstep_memory
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 from tests.support.examples import examples
 from tests.support.worlds import memory_state
 
@@ -42,7 +42,6 @@ class Allocators(RuleBasedStateMachine):
         memory = KVMemory(self.blocks, BLOCK, MAX_LEN, host_blocks=8, windows=self.windows, in_flight_tokens=6)
         self.kv: Any = fast_memory(cls)(build_params(self.spec, cls.Params, dict(values)), memory)
         self.kv.output_len = output_len
-        self.prefixes = Prefixes()
         self.rows = 0
         self.running: list[Request] = []
         self.waiting: list[Request] = []
@@ -138,7 +137,7 @@ class Allocators(RuleBasedStateMachine):
         row = self.rows
         self.rows += 1
         runs = [r for r in ((family if not salt else 9, head), (100 + row % 3, tail)) if r[1]]
-        content = RunContent(row, runs, self.prefixes)
+        content = RunContent(row, runs)
         request = Request(row, str(row), head + tail, output, row, salt=salt, content=content)
         request._end_tokens = head + tail + output
         if self.kv.fits(request):
@@ -181,7 +180,7 @@ class Allocators(RuleBasedStateMachine):
         for _ in range(samples):
             row, content = self.rows, request.content
             self.rows += 1
-            again = RunContent(row, content._runs, self.prefixes)  # type: ignore[union-attr]
+            again = RunContent(row, content._runs)  # type: ignore[union-attr]
             sample = Request(row, str(row), request.prompt_len, request.max_tokens, row, content=again)
             sample.salt, sample._end_tokens, sample.state = request.salt, request._end_tokens, State.RUNNING
             sample.num_tokens, sample.num_computed_tokens = request.num_tokens, request.num_computed_tokens

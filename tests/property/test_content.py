@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servesim.workload.content import Prefixes, RunContent, joined
+from servesim.workload.content import RunContent, joined
 from servesim.workload.trace import Content
 
 RUNS = st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 4)), min_size=1, max_size=6)
@@ -14,10 +14,10 @@ RUNS = st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 4)), min_size=1, ma
 
 def keys(prompts: list[list[tuple[int, int]]]) -> list[list[object]]:
     """For every prompt and every prefix of it and six tokens of its output, the first such prefix that is equal."""
-    prefixes, first = Prefixes(), {}
+    first: dict[object, object] = {}
     rows = []
     for row, runs in enumerate(prompts):
-        content, length = RunContent(row, runs, prefixes), sum(tokens for _, tokens in runs)
+        content, length = RunContent(row, runs), sum(tokens for _, tokens in runs)
         rows.append([first.setdefault(content.prefix_key(n), (row, n)) for n in range(1, length + 7)])
     return rows
 
@@ -36,15 +36,14 @@ def test_joined_prompts_share_what_they_shared(prompts: list[list[tuple[int, int
     assert sum(map(len, again)) <= len(flat)
     whole = Content(offsets, flat[:, 0], flat[:, 1])
     for row, length in enumerate(sum(tokens for _, tokens in runs) for runs in prompts):
-        plain, told = RunContent(row, prompts[row], Prefixes()), RunContent(row, again[row], Prefixes(), (whole, row))
+        plain, told = RunContent(row, prompts[row]), RunContent(row, again[row], (whole, row))
         for stop in range(1, length + 7):
             assert told.fingerprint(stop) == plain.fingerprint(stop)
 
 
 @given(st.lists(RUNS, min_size=2, max_size=4))
 def test_fingerprints_are_equal_exactly_where_prefixes_are(prompts: list[list[tuple[int, int]]]) -> None:
-    prefixes = Prefixes()
-    contents = [RunContent(row, runs, prefixes) for row, runs in enumerate(prompts)]
+    contents = [RunContent(row, runs) for row, runs in enumerate(prompts)]
     stops = range(1, min(sum(tokens for _, tokens in runs) for runs in prompts) + 7)
     for stop in stops:
         keys, prints = ([getattr(c, name)(stop) for c in contents] for name in ("prefix_key", "fingerprint"))

@@ -83,7 +83,7 @@ class Pairs(Allocators):
         self.rows += 1
         runs = [(content, length) for content in ids] + [(3, 1 + extra)]
         prompt = sum(tokens for _, tokens in runs)
-        content = RunContent(row, runs, self.prefixes) if told else None
+        content = RunContent(row, runs) if told else None
         request = Request(row, str(row), prompt, 9, row, content=content)
         request._end_tokens = prompt + 9
         if self.kv.fits(request):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from servesim.contracts import Request, State
-from servesim.workload.workload import Prefixes, RunContent
+from servesim.workload.workload import RunContent
 from tests.support.examples import examples
 from tests.support.worlds import World, toy_trace
 
@@ -39,7 +39,6 @@ class Loop(RuleBasedStateMachine):
         self.now = 0
         self.requests: list[Request] = []
         self.left: list[Request] = []
-        self.prefixes = Prefixes()
         self.computed = 0  # tokens computed by all steps
 
     def _left(self, request: Request) -> None:
@@ -52,7 +51,7 @@ class Loop(RuleBasedStateMachine):
         row = len(self.requests)
         head = min(32, prompt)
         runs = [r for r in ((1, head), (100 + row, prompt - head)) if r[1]]
-        content = RunContent(row, runs, self.prefixes)
+        content = RunContent(row, runs)
         request = Request(row, str(row), prompt, output + spare, self.now, prio, content=content)
         self.requests.append(request)
         self.core.add(request, output, self.now)

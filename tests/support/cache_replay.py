@@ -15,7 +15,7 @@ from typing import Literal
 
 from servesim.errors import UserError
 from servesim.metrics.requests import per
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 from servesim.workload.trace import Trace
 
 NEVER = 1 << 62
@@ -63,9 +63,9 @@ def _blocks(trace: Trace, block_size: int, rule: str) -> list[list[Hashable]]:
     """The blocks of each prompt, known by what they and all before them contain."""
     if trace.content is None:
         raise UserError(f"trace {trace.name} does not say what its prompts contain: there is nothing to share")
-    prefixes, prompts = Prefixes(), []
+    prompts = []
     for row, length in enumerate(trace.prompt_len.tolist()):
-        content = RunContent(row, trace.content.runs(row), prefixes)
+        content = RunContent(row, trace.content.runs(row))
         count = -(-length // block_size) if rule == "ceil" else (length - 1) // block_size
         prompts.append([content.prefix_key(min((i + 1) * block_size, length)) for i in range(count)])
     return prompts

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from servesim.contracts import Request, Router, build_params, make, routers
 from servesim.contracts.router import ReplicaState, ReplicaView, Views
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 
 
 class View(NamedTuple):
@@ -42,11 +42,10 @@ class Prompts:
     """Makes requests whose prompts are runs (content id, length)."""
 
     def __init__(self) -> None:
-        self._prefixes = Prefixes()
         self._count = 0
 
     def __call__(self, *runs: tuple[int, int], session: str = "") -> Request:
         row, self._count = self._count, self._count + 1
         length = sum(n for _, n in runs)
-        content = RunContent(row, list(runs), self._prefixes)
+        content = RunContent(row, list(runs))
         return Request(row, str(row), length, 1, 0, content=content, session=session)

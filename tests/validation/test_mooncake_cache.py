@@ -12,7 +12,7 @@ from servesim.policies.kv._radix import RadixTree
 from servesim.run.simulate import simulate
 from servesim.traces import open_trace
 from servesim.traces.prefix import shared_prefix_tokens
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 from servesim.workload.trace import Trace
 from tests.support.cache_replay import replay_cache
 
@@ -49,9 +49,9 @@ def test_hash_radix_and_trie_count_the_same_where_nothing_is_evicted(conversatio
     """Full prompts, token by token: the radix tree finds what a trie of runs does; by blocks the hash chain too."""
     assert conversations.content is not None
     trie = shared_prefix_tokens(conversations.content)
-    tree, prefixes, radix = RadixTree(), Prefixes(), []
+    tree, radix = RadixTree(), []
     for row, length in enumerate(conversations.prompt_len.tolist()):
-        content = RunContent(row, conversations.content.runs(row), prefixes)
+        content = RunContent(row, conversations.content.runs(row))
         radix.append(tree.find(content, length)[0])
         tree.insert(content, length)
     assert radix == trie.tolist()

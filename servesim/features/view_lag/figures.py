@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,19 @@ COLUMNS = ("load_seen", "load_there")
 and the true number, when the request was last sent to a replica; -1 if it was never sent."""
 
 
+class Sendings(NamedTuple):
+    """Sums over sendings."""
+
+    sent: int
+    seen: int
+    there: int
+    error: int
+    """Sum of absolute differences."""
+
+
+NO_SENDINGS = Sendings(0, 0, 0, 0)
+
+
 def view_columns(sendings: Sequence[int], rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Return the values of COLUMNS for requests with these row numbers, in the same order."""
     last = {row: (seen, there) for row, seen, there in _table(sendings).tolist()}
@@ -23,21 +37,31 @@ def view_columns(sendings: Sequence[int], rows: NDArray[np.int64]) -> dict[str, 
     return dict(zip(COLUMNS, table.T, strict=True))
 
 
-def _mean(values: Any) -> float:
-    return float(values.mean())
+def parted(sendings: array[int], rows: NDArray[np.int64]) -> tuple[array[int], array[int]]:
+    """Return the sendings of requests with these row numbers, and the others."""
+    table = _table(sendings)
+    mine = np.isin(table[:, 0], rows)
+    return array("q", table[mine].tobytes()), array("q", table[~mine].tobytes())
+
+
+def added(sums: Sendings, sendings: Sequence[int]) -> Sendings:
+    """Return the sums with further sendings."""
+    _, seen, there = _table(sendings).T
+    more = (len(seen), int(seen.sum()), int(there.sum()), int(np.abs(seen - there).sum()))
+    return Sendings(*(a + b for a, b in zip(sums, more, strict=True)))
 
 
 ROUTER_VIEW = Group(
     "router_view",
     "router's view",
     (
-        Figure("sent", "number of times that a request was sent to a replica", len, schema=COUNT),
+        Figure("sent", "number of times that a request was sent to a replica", lambda sums: sums.sent, schema=COUNT),
         Figure("seen", "mean number of requests at the chosen replica according to its last report",
-               lambda table: _mean(table[:, 1]), "requests", NUMBER),
+               lambda sums: sums.seen / sums.sent, "requests", NUMBER),
         Figure("there", "mean number of requests that were actually at the chosen replica",
-               lambda table: _mean(table[:, 2]), "requests", NUMBER),
+               lambda sums: sums.there / sums.sent, "requests", NUMBER),
         Figure("error", "mean absolute difference between the reported and actual numbers of requests",
-               lambda table: _mean(np.abs(table[:, 1] - table[:, 2])), "requests", NUMBER),
+               lambda sums: sums.error / sums.sent, "requests", NUMBER),
     ),
     doc="Present if the router's view of the replicas is delayed (`cluster.report_every_s`).",
     rows=(
@@ -46,11 +70,7 @@ ROUTER_VIEW = Group(
         )),
     ),
 )  # fmt: skip
-
-
-def view_figures(sendings: Sequence[int]) -> dict[str, Any]:
-    """Return the summary's `router_view`; there must be at least one sending."""
-    return ROUTER_VIEW.values(_table(sendings))
+"""Figures of `Sendings`, of which there must be at least one."""
 
 
 def _table(sendings: Sequence[int]) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, Report, Role, Views
 from servesim.engine.clock import REPORT
 from servesim.engine.replica import Replica
-from servesim.features.view_lag.figures import view_columns, view_figures
+from servesim.features.view_lag.figures import NO_SENDINGS, ROUTER_VIEW, added, parted, view_columns
 
 Reports = list[tuple[int, Report]]
 """Reports with the indices of their replicas."""
@@ -105,14 +105,15 @@ class Reporting(Part):
         self._idle = 0
         self._stopped_ns = -1  # time of the last report; -1: they go on
         self.sendings = array("q")
-        """Three numbers for each sending by a router that looks at views: the request's row, the number of requests on
-        its replica by the last report, and the true number."""
+        """Three numbers for each sending, by a router that looks at views, of a request whose records are not complete:
+        its row, the number of requests on its replica by the last report, and the true number."""
+        self._sums = NO_SENDINGS  # of the others
         self._reported: list[Reported] = []
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._tells = "on_report" in cluster.router.hears()
-        self._keeps = not cluster.router.blind
+        self._keeps = self.has_end and not cluster.router.blind
         cluster.fleet.view = self._view
         cluster.fleet.views = Views([self._view(replica) for replica in cluster.replicas])
         cluster.fleet.sort()
@@ -125,7 +126,12 @@ class Reporting(Part):
         return view_columns(self.sendings, rows) if self._keeps else {}
 
     def figures(self, finished: Finished) -> dict[str, Any]:
-        return {"router_view": view_figures(self.sendings)} if self.sendings else {}
+        sums = added(self._sums, self.sendings)
+        return {"router_view": ROUTER_VIEW.values(sums)} if sums.sent else {}
+
+    def settled(self, requests: Any) -> None:
+        gone, self.sendings = parted(self.sendings, requests.table["row"])
+        self._sums = added(self._sums, gone)
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
         if self._stopped_ns >= 0:

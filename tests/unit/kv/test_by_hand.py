@@ -12,7 +12,7 @@ from servesim.policies.kv._block_tables import ids
 from servesim.policies.kv._prefix_hash_params import PrefixHashParams
 from servesim.policies.kv.paged import Paged
 from servesim.policies.kv.prefix_hash import PrefixHash
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -108,10 +108,10 @@ def test_a_block_that_samples_share_is_copied_only_where_a_block_is_free() -> No
 
 def test_a_hit_may_end_within_what_was_cached_together() -> None:
     """Of a text in four blocks another request holds the first; of the rest, cached together, a third one finds two."""
-    kv, prefixes = PrefixHash(PrefixHashParams(), KVMemory(12, 4, 100)), Prefixes()
+    kv = PrefixHash(PrefixHashParams(), KVMemory(12, 4, 100))
 
     def text(row: int, length: int) -> Request:
-        return Request(row, str(row), length, 100, 0, content=RunContent(row, [(1, length)], prefixes))
+        return Request(row, str(row), length, 100, 0, content=RunContent(row, [(1, length)]))
 
     one, other = text(0, 16), text(1, 5)
     for each in (one, other):
@@ -126,10 +126,10 @@ def test_a_hit_may_end_within_what_was_cached_together() -> None:
 def test_a_hit_may_go_on_within_what_another_request_cached_of_the_same_text(split: bool) -> None:
     """Two compute the same four blocks at once. Of those of the first, the last two are given up: the hit goes on with
     the last two of the second, whose blocks may be split just there before the request is admitted."""
-    kv, prefixes = PrefixHash(PrefixHashParams(), KVMemory(13, 4, 100)), Prefixes()
+    kv = PrefixHash(PrefixHashParams(), KVMemory(13, 4, 100))
 
     def text(row: int, length: int, word: int) -> Request:
-        return Request(row, str(row), length, 100, 0, content=RunContent(row, [(word, length)], prefixes))
+        return Request(row, str(row), length, 100, 0, content=RunContent(row, [(word, length)]))
 
     one, other = both = text(0, 16, 1), text(1, 16, 1)
     for each in both:

@@ -7,7 +7,7 @@ import pytest
 from servesim.contracts import MISS, KVMemory, Request, State, build_params, kv_allocators
 from servesim.contracts.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from servesim.errors import UserError
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 from tests.support.worlds import World, toy_trace
 
 
@@ -19,9 +19,9 @@ def cache(spec: str, blocks: int) -> tuple[object, list[KVEvent]]:
     return kv, told
 
 
-def prompt(row: int, runs: list[tuple[int, int]], prefixes: Prefixes, salt: str = "") -> Request:
+def prompt(row: int, runs: list[tuple[int, int]], salt: str = "") -> Request:
     length = sum(n for _, n in runs)
-    return Request(row, str(row), length, 1, row, salt=salt, content=RunContent(row, runs, prefixes))
+    return Request(row, str(row), length, 1, row, salt=salt, content=RunContent(row, runs))
 
 
 def serve(kv, request: Request, hit=MISS) -> None:  # type: ignore[no-untyped-def]
@@ -37,13 +37,12 @@ def serve(kv, request: Request, hit=MISS) -> None:  # type: ignore[no-untyped-de
 @pytest.mark.parametrize("spec", ["prefix-hash", "prefix-oracle", "prefix-radix:page_size=4"])
 def test_a_block_is_told_of_with_the_identity_of_all_before_it_and_what_it_follows(spec: str) -> None:
     kv, told = cache(spec, 100)
-    prefixes = Prefixes()
-    first = prompt(0, [(1, 10)], prefixes)
+    first = prompt(0, [(1, 10)])
     key = first.content.prefix_key  # type: ignore[union-attr]
     serve(kv, first)
     assert told == [BlockStored((key(4), key(8)), None, 4, first.content, 0)]  # the third block is not full
     told.clear()
-    second = prompt(1, [(1, 8), (2, 5)], prefixes)
+    second = prompt(1, [(1, 8), (2, 5)])
     serve(kv, second, kv.lookup(second))  # type: ignore[attr-defined]
     stored = BlockStored((second.content.prefix_key(12),), key(8), 4, second.content, 8)  # type: ignore[union-attr]
     assert told == [stored]
@@ -52,8 +51,7 @@ def test_a_block_is_told_of_with_the_identity_of_all_before_it_and_what_it_follo
 @pytest.mark.parametrize("spec", ["prefix-hash", "prefix-oracle"])
 def test_blocks_are_told_of_as_removed_when_they_are_given_to_another_the_last_of_a_prompt_first(spec: str) -> None:
     kv, told = cache(spec, 5)  # four usable
-    prefixes = Prefixes()
-    first, second = prompt(0, [(1, 12)], prefixes), prompt(1, [(2, 12)], prefixes)
+    first, second = prompt(0, [(1, 12)]), prompt(1, [(2, 12)])
     a, b = first.content.prefix_key, second.content.prefix_key  # type: ignore[union-attr]
     serve(kv, first)
     told.clear()
@@ -63,8 +61,7 @@ def test_blocks_are_told_of_as_removed_when_they_are_given_to_another_the_last_o
 
 def test_the_radix_tree_tells_of_the_pages_of_a_leaf_it_drops() -> None:
     kv, told = cache("prefix-radix:page_size=4", 4)
-    prefixes = Prefixes()
-    first, second = prompt(0, [(1, 12)], prefixes, "x"), prompt(1, [(2, 8)], prefixes)
+    first, second = prompt(0, [(1, 12)], "x"), prompt(1, [(2, 8)])
     a, b = first.content.prefix_key, second.content.prefix_key  # type: ignore[union-attr]
     serve(kv, first)
     keys = (("x", a(4)), ("x", a(8)), ("x", a(12)))
@@ -75,8 +72,7 @@ def test_the_radix_tree_tells_of_the_pages_of_a_leaf_it_drops() -> None:
 
 def test_two_copies_of_a_block_are_told_of_one_by_one() -> None:
     kv, told = cache("prefix-hash", 100)
-    prefixes = Prefixes()
-    both = [prompt(row, [(1, 5)], prefixes) for row in range(2)]
+    both = [prompt(row, [(1, 5)]) for row in range(2)]
     for request in both:
         kv.admit(request, MISS, 5, 0)  # type: ignore[attr-defined]
     key = both[0].content.prefix_key(4)  # type: ignore[union-attr]
@@ -85,7 +81,7 @@ def test_two_copies_of_a_block_are_told_of_one_by_one() -> None:
 
 def test_a_cache_that_is_reset_says_so() -> None:
     kv, told = cache("prefix-hash", 100)
-    serve(kv, prompt(0, [(1, 9)], Prefixes()))
+    serve(kv, prompt(0, [(1, 9)]))
     told.clear()
     assert kv.reset_prefix_cache()  # type: ignore[attr-defined]
     assert told == [AllBlocksCleared()]
@@ -119,9 +115,8 @@ def test_blocks_that_samples_bring_back_from_the_host_together_are_told_of_once(
     kv = cls(build_params(spec, cls.Params, dict(values)), KVMemory(10, 4, 100, host_blocks=10))
     told: list[KVEvent] = []
     kv.on_event = told.append
-    prefixes = Prefixes()
-    request = prompt(0, [(1, 9)], prefixes)
-    sample = prompt(1, [(1, 9)], prefixes)
+    request = prompt(0, [(1, 9)])
+    sample = prompt(1, [(1, 9)])
     kv.admit(request, MISS, 9, 0)
     request.num_computed_tokens = sample.num_computed_tokens = 9
     request.num_tokens = sample.num_tokens = 10

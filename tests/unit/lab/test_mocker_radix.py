@@ -5,15 +5,14 @@ from __future__ import annotations
 from servesim.contracts import KVMemory
 from servesim.contracts.request import Request, State
 from servesim.policies.kv.prefix_radix import PrefixRadixParams
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 from servesim_lab.dynamo.radix import MockerRadix, MockerSource, MockerTree
 
 PAGE = 4
-PREFIXES = Prefixes()
 
 
 def content(*runs: tuple[int, int]) -> RunContent:
-    return RunContent(0, list(runs), PREFIXES)
+    return RunContent(0, list(runs))
 
 
 def entered(tree: MockerTree, *runs: tuple[int, int]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servesim.contracts.request import Request
 from servesim.policies.routing._tenant_tree import TenantTree
 from tests.support.routing import Prompts
 
@@ -40,6 +43,15 @@ def test_a_match_is_the_longest_prefix_of_anything_sent_and_tenants_are_those_it
         for each in range(3):
             told = [text for text, t in known if t == each]
             assert tree.sizes[each] == len({tuple(text[:n]) for text in told for n in range(1, len(text) + 1)})
+
+
+def test_a_node_keeps_the_content_of_its_request_and_not_the_request() -> None:
+    tree, prompt = TenantTree(1), Prompts()
+    request = prompt((1, 8))
+    tree.insert(request, 0)
+    node = tree.match(request).node
+    assert request.content in gc.get_referents(node)
+    assert not any(isinstance(each, Request) for each in gc.get_referents(node))
 
 
 def common(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,40 @@ def test_no_more_requests_are_held_than_are_on_their_way() -> None:
     assert result.summary["requests"]["completed"] == 2000
     assert len(held) == 31
     assert max(held) < 400
+
+
+CACHED = {"trace": "synth:rate=60,prompt=300,output=40,prefix=shared(groups=4,length=128)", "replicas": 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"router": "least-requests"},
+        {"router": "dynamo-kv"},
+        {"router": "least-requests:counts=reported", "cluster": {"report_every_s": 1}},
+    ],
+)
+def test_memory_stops_growing_once_the_caches_are_full(settings: dict[str, Any]) -> None:
+    held: dict[int, int] = {}
+
+    def measured(now: int, left: int) -> None:
+        if left in (1152, 1920):
+            gc.collect()
+            held[left] = tracemalloc.get_traced_memory()[0]
+
+    def on_ready(setup: Any) -> Callable[[int, int], None]:
+        tracemalloc.start()
+        return measured
+
+    engine = {"num_gpu_blocks": 400}
+    try:
+        servesim.simulate(
+            **BASE, **CACHED, **settings, engine=engine, requests=2000, stream=True, conclude=False, on_ready=on_ready
+        )
+    finally:
+        tracemalloc.stop()
+    assert (held[1920] - held[1152]) / 768 < 50, "bytes per request"
 
 
 def test_without_a_directory_there_are_figures_and_no_records() -> None:

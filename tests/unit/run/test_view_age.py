@@ -7,12 +7,21 @@ from typing import Any
 import pytest
 
 import servesim
+from servesim.features.view_lag.part import Reporting
 
 pytestmark = pytest.mark.feature("view_lag")
 RUN: dict[str, Any] = {
     "trace": "synth:rate=20,prompt=500,output=20", "requests": 20, "model": "llama-3.2-1b", "gpu": "h200",
     "replicas": 2, "conclude": False,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_seen_at_sendings_is_summed_up_and_forgotten(stream: bool) -> None:
+    parts: list[Any] = []
+    result = servesim.simulate(**RUN, router="llm-d", stream=stream, on_ready=lambda setup: parts.extend(setup.parts))
+    assert [len(part.sendings) for part in parts if isinstance(part, Reporting)] == [0]
+    assert result.summary["router_view"]["sent"] == 20
 
 
 def age(router: Any, **more: Any) -> float | None:

@@ -10,7 +10,7 @@ from servesim.contracts import MISS, Hit, KVMemory, Request, build_params, kv_al
 from servesim.errors import UserError
 from servesim.policies.scheduling._prefill_adder import Added, PrefillAdder, max_new
 from servesim.policies.scheduling._sglang_order import order
-from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.content import RunContent
 from tests.support.worlds import ToyCost, World, toy_trace
 from tests.unit.scheduling.test_batching import requests_of, steps_of
 
@@ -114,18 +114,17 @@ def test_shortest_prefill_first_is_refused_without_a_prefix_cache() -> None:
         sglang(toy_trace([0], [1], [1]), params={"schedule_policy": "shortest-prefill-first"}).core()
 
 
-def waiter(row: int, runs: list[tuple[int, int]], cap: int = 16, prefixes: Any = None) -> Request:
-    content = RunContent(row, runs, prefixes)
+def waiter(row: int, runs: list[tuple[int, int]], cap: int = 16) -> Request:
+    content = RunContent(row, runs)
     return Request(row, str(row), sum(n for _, n in runs), cap, row, content=content)
 
 
 def test_depth_first_visits_the_heaviest_branch_first_and_each_nodes_own_last() -> None:
-    prefixes = Prefixes()
     # Tree: root - A(40) - {AB(60), AC(60)}, root - D(50). Weights A 4 (AB 1, AC 2, one ends in A itself), D 2.
     runs = [[(4, 50), (90, 9)], [(1, 40), (2, 20), (91, 9)], [(1, 40), (3, 20), (92, 9)], [(1, 40), (93, 9)],
             [(1, 40), (3, 20), (94, 9)], [(4, 50), (95, 9)]]  # fmt: skip
     matched = {0: 50, 1: 60, 2: 60, 3: 40, 4: 60, 5: 50}
-    waiting = [waiter(i, r, prefixes=prefixes) for i, r in enumerate(runs)]
+    waiting = [waiter(i, r) for i, r in enumerate(runs)]
     got = order("dfs-weight", waiting, lambda r: Hit(matched[r.row]))
     assert [r.row for r in got] == [2, 4, 1, 3, 0, 5]
 
