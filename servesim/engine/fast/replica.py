@@ -88,6 +88,11 @@ class FastReplica(Replica):
         else:
             self._await(core.in_flight[0].end_ns)
 
+    def observe(self) -> tuple[int, int]:
+        leap = self.leap
+        seen = leap.seen_at(self.fast, self._next_plan_from()) if leap is not None else None
+        return super().observe() if seen is None else seen
+
     def settle(self) -> None:
         """End a run at this instant, but leave a step that ends now to its own completion event."""
         leap, self.leap = self.leap, None

@@ -175,10 +175,10 @@ class Reporting(Part):
         clock.background -= 1
         due: dict[int, Reports] = {}
         for replica in cluster.replicas:
-            report = Report(replica.num_waiting, replica.num_running, replica.kv_usage, now)
-            in_flight = replica.core.in_flight
-            known = max(now, in_flight[0].end_ns) if in_flight else now
-            due.setdefault(known + self._lag, []).append((replica.index, report))
+            waiting, running = replica.num_waiting, replica.num_running
+            free, end_ns = replica.observe()
+            report = Report(waiting, running, 1 - free / replica.core.kv.capacity_tokens, now)
+            due.setdefault(max(now, end_ns) + self._lag, []).append((replica.index, report))
         for ns, reports in due.items():
             if ns > now:
                 clock.background += 1
