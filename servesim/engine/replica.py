@@ -182,7 +182,7 @@ class Replica:
 
     def _came(self, request: Request) -> None:
         """Record a request that arrives while a step runs."""
-        if len(self._unread) >= UNREAD:
+        if len(self._unread) >= UNREAD and self.core.in_flight:
             last = self.core.in_flight[-1].planned_ns
             self._unread = [(ns, r) for ns, r in self._unread if ns > last]
         self._unread.append((self.clock.ns, request))

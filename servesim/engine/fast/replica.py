@@ -47,7 +47,7 @@ class FastReplica(Replica):
 
     def arrive(self, request: Request, output_len: int) -> None:
         self.core.add(request, output_len, self.clock.ns)
-        if self.core.in_flight:
+        if self.core.in_flight or self.leap is not None:
             self._came(request)
         if self.leap is not None:
             if self.leap.cut(self._next_plan_from()):
