@@ -169,7 +169,7 @@ class DynamoRouter(InFlightRouter):
             held: Floats = (len(keys) + self.prompt_blocks + self.output_blocks)[at].astype(float)
             if not self.selective:
                 return held
-            return np.maximum(held - params.overlap_score_credit * overlap[at] - more, 0.0)
+            return np.asarray(np.maximum(held - params.overlap_score_credit * overlap[at] - more, 0.0))
         booked = self.prefill_tokens[at]
         ahead = (booked - booked.min()) / size / max(ceil(request.prompt_len / size), 1)
         found = params.overlap_score_credit / (1 + params.overlap_score_credit_decay * ahead) * overlap[at] + more

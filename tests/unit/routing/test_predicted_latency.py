@@ -223,5 +223,5 @@ def test_prefill_replicas_are_judged_by_ttft_and_decode_replicas_by_tpot() -> No
     made, request = router(1), Prompts()((1, 80))
     for role, rooms in (("prefill", (-0.080, 0.0)), ("decode", (0.0, -0.011 - 80e-9))):
         made.role = role  # type: ignore[assignment]
-        found = made.expected(request, views({}), [0.0])[0]
+        found = made.expected(request, views({}), np.zeros(1))[0]
         assert (found.ttft_headroom, found.tpot_headroom) == pytest.approx(rooms)
