@@ -150,6 +150,25 @@ def _policies() -> dict[str, Case]:
     }
 
 
+def _routers() -> dict[str, Case]:
+    """Return routers that weigh every replica for every request, with the same load on each: half of a prompt is shared
+    by one request in as many as there are replicas."""
+    cases = {}
+    for router in ("llm-d", "dynamo-kv"):
+        for replicas in (8, 64, 512):
+            shared = f"prefix=shared(groups={replicas},length=256)"
+            settings = {
+                "kv": "prefix-hash",
+                "router": router,
+                "replicas": replicas,
+                "trace": f"synth:arrivals=poisson,rate={2 * replicas},prompt=512,output=128,{shared}",
+                "requests": 5_000,
+            }
+            about = f"{router} before {replicas} replicas, 512/128"
+            cases[f"{router}-{replicas}"] = Case(about, settings, repeats=1, group="routers")
+    return cases
+
+
 def _quick() -> dict[str, Case]:
     """Return cases of a second or less each, from what the project holds."""
     conv: dict[str, Any] = {"trace": "preset:azure-conv-2023"}
@@ -164,4 +183,4 @@ def _quick() -> dict[str, Case]:
     }
 
 
-CASES: dict[str, Case] = {**_table(), **_policies(), **_series(), **_streams(), **_quick(), **_out()}
+CASES: dict[str, Case] = {**_table(), **_policies(), **_series(), **_streams(), **_routers(), **_quick(), **_out()}

@@ -1,8 +1,8 @@
 """The table of speeds: `python -m benchmarks.table [CASE or GROUP ...]`.
 
 Run it with `.venv-compiled/bin/python` (`make compiled`) for the compiled build. Without names, all cases but the quick
-ones, the streams and those of `--out`; groups are table, policies, requests, batch, tree, stream, quick and out.
-`--json FILE` writes the figures, those of cases that did not run kept as they were.
+ones, the streams, the routers and those of `--out`; groups are table, policies, requests, batch, tree, stream, routers,
+quick and out. `--json FILE` writes the figures, those of cases that did not run kept as they were.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in args.names:
         if name not in CASES and name not in GROUPS:
             parser.error(f"no case or group {name!r}; there are {', '.join((*GROUPS, *CASES))}")
-    wanted = args.names or [group for group in GROUPS if group not in ("quick", "stream", "out")]
+    wanted = args.names or [group for group in GROUPS if group not in ("quick", "stream", "routers", "out")]
     if args.json and args.requests:
         parser.error("--json keeps figures of whole cases: leave out --requests")
     print(f"{'compiled' if compiled() else 'pure'} build")

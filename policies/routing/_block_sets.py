@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
 
 from servesim.contracts.kv_events import key_of
 from servesim.contracts.request import Request
@@ -71,44 +75,57 @@ class BlockSets:
         """Return whether a replica has a block."""
         return bool(self._holders.get(key, 0) >> replica & 1)
 
-    def leading(self, keys: Sequence[Hashable], num_replicas: int) -> list[int]:
+    def holders(self, key: Hashable) -> int:
+        """Return the replicas that have a block, one bit each."""
+        return self._holders.get(key, 0)
+
+    def leading_at(self, replica: int, keys: Sequence[Hashable]) -> int:
+        """Return how many leading blocks a replica has without a gap."""
+        holders, bit = self._holders, 1 << replica
+        for length, key in enumerate(keys):
+            if not holders.get(key, 0) & bit:
+                return length
+        return len(keys)
+
+    def leading(self, keys: Sequence[Hashable], num_replicas: int) -> NDArray[np.int64]:
         """Return for each replica how many leading blocks it has without a gap."""
-        lengths = [0] * num_replicas
-        alive = (1 << num_replicas) - 1
-        length = 0
-        for key in keys:
-            here = self._holders.get(key, 0) & alive
-            lost = alive ^ here
-            while lost:
-                lowest = lost & -lost
-                lengths[lowest.bit_length() - 1] = length
-                lost ^= lowest
-            alive = here
-            if not alive:
-                return lengths
-            length += 1
-        for replica in range(num_replicas):
-            if alive >> replica & 1:
-                lengths[replica] = length
+        lengths = np.zeros(num_replicas, np.int64)
+        self._follow(keys, 0, (1 << num_replicas) - 1, lengths)
         return lengths
 
-    def continued(self, keys: Sequence[Hashable], starts: Sequence[int]) -> list[int]:
+    def continued(self, keys: Sequence[Hashable], starts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return for each replica up to which block it has all blocks of a prompt from block `starts` on."""
-        holders, ends = self._holders, list(starts)
-        for replica in range(len(ends)):
-            while ends[replica] < len(keys) and holders.get(keys[ends[replica]], 0) >> replica & 1:
-                ends[replica] += 1
+        ends = starts.copy()
+        for start in np.unique(starts).tolist():
+            here = np.packbits(starts == start, bitorder="little").tobytes()
+            self._follow(keys, start, int.from_bytes(here, "little"), ends)
         return ends
 
-    def found(self, keys: Sequence[Hashable], num_replicas: int) -> list[int]:
+    def _follow(self, keys: Sequence[Hashable], start: int, alive: int, ends: NDArray[np.int64]) -> None:
+        """Enter in `ends`, for the replicas in `alive` (one bit each), the first block from `start` on that each
+        lacks."""
+        holders, num_replicas = self._holders, len(ends)
+        for i in range(start, len(keys)):
+            here = holders.get(keys[i], 0) & alive
+            if here != alive:
+                ends[members(alive ^ here, num_replicas)] = i
+                alive = here
+                if not alive:
+                    return
+        ends[members(alive, num_replicas)] = len(keys)
+
+    def found(self, keys: Sequence[Hashable], num_replicas: int) -> NDArray[np.int64]:
         """Return for each replica how many of the blocks before the first that no replica has are in its set."""
-        counts = [0] * num_replicas
-        for key in keys:
-            here = self._holders.get(key, 0)
-            if not here:
+        counts = np.zeros(num_replicas, np.int64)
+        same = [self._holders.get(key, 0) for key in keys]
+        for mask, run in groupby(same):
+            if not mask:
                 break
-            while here:
-                lowest = here & -here
-                counts[lowest.bit_length() - 1] += 1
-                here ^= lowest
+            counts[members(mask, num_replicas)] += sum(1 for _ in run)
         return counts
+
+
+def members(mask: int, num_replicas: int) -> NDArray[np.bool_]:
+    """Return for each replica whether its bit is set."""
+    bits = np.frombuffer(mask.to_bytes((num_replicas + 7) // 8, "little"), np.uint8)
+    return np.unpackbits(bits, count=num_replicas, bitorder="little").view(np.bool_)

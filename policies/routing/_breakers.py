@@ -82,6 +82,7 @@ class Breakers(dict[int, Breaker]):
     def passed(self, views: Sequence[ReplicaView], now_ns: int) -> Sequence[ReplicaView]:
         """Return the views, in which only replicas may be chosen whose breakers allow it."""
         passed = Views(views)
+        passed.columns = views.columns if isinstance(views, Views) else None
         passed.ready = [i for i in ready(views) if i not in self or self[i].allows(now_ns)]
         return passed
 

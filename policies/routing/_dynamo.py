@@ -28,11 +28,17 @@ from dataclasses import dataclass
 from math import ceil, exp
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import WAIT, Decision, FinishStatus, Reject, ReplicaState, ReplicaView, ready
 from servesim.policies.routing._block_sets import BlockSets, block_keys
 from servesim.policies.routing._in_flight import InFlightRouter
+
+Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -79,10 +85,10 @@ class DynamoParams:
 class Counters(NamedTuple):
     """Overlap and load that a request would encounter, by replica."""
 
-    overlap_blocks: list[int]
-    potential_prefill_tokens: list[int]
-    potential_decode_blocks: list[int]
-    active_requests: list[int]
+    overlap_blocks: Counts
+    potential_prefill_tokens: Counts
+    potential_decode_blocks: Counts
+    active_requests: Counts
 
 
 class Booking(NamedTuple):
@@ -101,37 +107,37 @@ class DynamoRouter(InFlightRouter):
         super().__init__(params, num_replicas)
         self.active = BlockSets()
         """Blocks of live prompts."""
-        self.prefill_tokens = [0] * num_replicas
+        self.active_blocks = np.zeros(num_replicas, np.int64)
+        """Number of these by replica, each counted once."""
+        self.prefill_tokens = np.zeros(num_replicas, np.int64)
         """Booked prompt tokens whose prefill has not finished."""
-        self.output_blocks = [0] * num_replicas
-        self.prompt_blocks = [0] * num_replicas
+        self.output_blocks = np.zeros(num_replicas, np.int64)
+        self.prompt_blocks = np.zeros(num_replicas, np.int64)
         """Blocks of live prompts, counting shared blocks once per prompt."""
         self._bookings: dict[Request, Booking] = {}
         self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
 
     @abstractmethod
-    def overlap(self, request: Request, keys: Sequence[Hashable]) -> list[int]:
+    def overlap(self, keys: Sequence[Hashable]) -> Counts:
         """Return how many leading blocks of a prompt each replica has."""
 
-    def lower_credit(self, keys: Sequence[Hashable], overlap: Sequence[int]) -> Sequence[float]:
+    @abstractmethod
+    def overlap_at(self, replica: int, keys: Sequence[Hashable]) -> int:
+        """Return the same for one replica."""
+
+    def lower_credit(self, keys: Sequence[Hashable], overlap: Counts) -> Floats | None:
         """Return for each replica the blocks that continue `overlap` blocks in memory beyond the GPU, times their
-        weights. Default: empty, for none."""
-        return ()
+        weights. Default: None, for none."""
+        return None
+
+    def lower_credit_at(self, replica: int, keys: Sequence[Hashable], overlap: int) -> float:
+        """Return the same for one replica."""
+        return 0.0
 
     def cached_tokens(self, request: Request, replica: int) -> int:
-        return self._cached(request)[replica]
-
-    def _cached(self, request: Request) -> list[int]:
-        """Return by replica how many tokens of a prompt count as cached there."""
         keys = self.keys(request)
-        overlap = self.overlap(request, keys)
-        return self._tokens(overlap, self.lower_credit(keys, overlap))
-
-    def _tokens(self, overlap: Sequence[int], lower: Sequence[float]) -> list[int]:
-        size = self.output_block
-        if not lower:
-            return [blocks * size for blocks in overlap]
-        return [int((blocks + more) * size + 0.5) for blocks, more in zip(overlap, lower, strict=True)]
+        blocks = self.overlap_at(replica, keys)
+        return int((blocks + self.lower_credit_at(replica, keys, blocks)) * self.output_block + 0.5)
 
     def keys(self, request: Request) -> Sequence[Hashable]:
         """Return the keys of a prompt's full blocks."""
@@ -141,43 +147,36 @@ class DynamoRouter(InFlightRouter):
 
     def counters(self, request: Request) -> Counters:
         """Return what a request would encounter at each replica, before it is booked."""
-        keys, num = self.keys(request), len(self.load)
-        overlap = self.overlap(request, keys)
-        cached = self._tokens(overlap, self.lower_credit(keys, overlap))
-        shared = self.active.leading(keys, num)
-        sizes = self.active.sizes
+        keys, num, size = self.keys(request), len(self.load), self.output_block
+        overlap = self.overlap(keys)
+        lower = self.lower_credit(keys, overlap)
+        cached = overlap * size if lower is None else ((overlap + lower) * size + 0.5).astype(np.int64)
+        new = len(keys) - self.active.leading(keys, num)
         return Counters(
             overlap,
-            [self.prefill_tokens[i] + request.prompt_len - cached[i] for i in range(num)],
-            [sizes.get(i, 0) + len(keys) - shared[i] + self.output_blocks[i] for i in range(num)],
-            list(self.load),
+            self.prefill_tokens + request.prompt_len - cached,
+            self.active_blocks + new + self.output_blocks,
+            np.array(self.load, np.int64),
         )
 
-    def costs(self, request: Request, counters: Counters, choices: Sequence[int]) -> dict[int, float]:
-        """Return the cost of a request at each eligible replica."""
-        params, size = self.params, self.output_block
-        lower = self.lower_credit(self.keys(request), counters.overlap_blocks) or [0.0] * len(self.load)
+    def costs(self, request: Request, counters: Counters, choices: Sequence[int]) -> Floats:
+        """Return the cost of a request at each of `choices`."""
+        params, size, keys, at = self.params, self.output_block, self.keys(request), np.array(choices, np.int64)
+        overlap = counters.overlap_blocks
+        lower = self.lower_credit(keys, overlap)
+        more: Floats | float = 0.0 if lower is None else lower[at]
         if self.role == "decode":
-            own = len(self.keys(request))
-            held: dict[int, float] = {i: own + self.prompt_blocks[i] + self.output_blocks[i] for i in choices}
+            held: Floats = (len(keys) + self.prompt_blocks + self.output_blocks)[at].astype(float)
             if not self.selective:
                 return held
-            credit = params.overlap_score_credit
-            return {i: max(held[i] - credit * counters.overlap_blocks[i] - lower[i], 0.0) for i in choices}
-        least = min(self.prefill_tokens[i] for i in choices)
-        prompt_blocks = max(ceil(request.prompt_len / size), 1)
-        costs = {}
-        for i in choices:
-            ahead = (self.prefill_tokens[i] - least) / size / prompt_blocks
-            credit = params.overlap_score_credit / (1 + params.overlap_score_credit_decay * ahead)
-            found = credit * counters.overlap_blocks[i] + lower[i]
-            blocks = (self.prefill_tokens[i] + request.prompt_len) / size - found
-            costs[i] = (
-                params.prefill_load_scale * max(blocks, 0.0)
-                + (counters.potential_decode_blocks[i] if self.role == "both" else 0)
-                + params.decode_active_request_weight * self.load[i]
-            )
-        return costs
+            return np.asarray(np.maximum(held - params.overlap_score_credit * overlap[at] - more, 0.0))
+        booked = self.prefill_tokens[at]
+        ahead = (booked - booked.min()) / size / max(ceil(request.prompt_len / size), 1)
+        found = params.overlap_score_credit / (1 + params.overlap_score_credit_decay * ahead) * overlap[at] + more
+        costs = params.prefill_load_scale * np.maximum((booked + request.prompt_len) / size - found, 0.0)
+        if self.role == "both":
+            costs += counters.potential_decode_blocks[at]
+        return np.asarray(costs + params.decode_active_request_weight * counters.active_requests[at])
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
         choices = self._not_busy(views)
@@ -186,13 +185,13 @@ class DynamoRouter(InFlightRouter):
         threshold = self.params.router_queue_threshold
         if threshold is not None:
             most = threshold * self.params.max_num_batched_tokens
-            if all(self.prefill_tokens[i] > most for i in choices):
+            if self.prefill_tokens.take(choices).min() > most:
                 return WAIT
         costs = self.costs(request, self.counters(request), choices)
-        least = min(costs.values())
+        least = costs.min()
         if self.params.router_temperature > 0:
-            return self._drawn_by(costs, least)
-        return self.pick([i for i in choices if costs[i] == least])
+            return self._drawn_by(dict(zip(choices, costs.tolist(), strict=True)), float(least))
+        return self.pick([choices[i] for i in np.flatnonzero(costs == least).tolist()])
 
     def _not_busy(self, views: Sequence[ReplicaView]) -> Sequence[int]:
         """Return the replicas that are ready and below all thresholds (lib/llm/src/discovery/worker_monitor.rs)."""
@@ -201,14 +200,15 @@ class DynamoRouter(InFlightRouter):
         limits = [] if frac is None else [int(frac * params.max_num_batched_tokens)]
         limits += [] if params.active_prefill_tokens_threshold is None else [params.active_prefill_tokens_threshold]
         if limits:
-            choices = [i for i in choices if self.prefill_tokens[i] <= min(limits)]
+            booked, most = self.prefill_tokens, min(limits)
+            choices = [i for i in choices if booked[i] <= most]
         if share is not None:
             choices = [i for i in choices if self._kv_share(views[i]) <= share]
         return choices
 
     def _kv_share(self, view: ReplicaView) -> float:
         """Return the larger share of a replica's blocks that are active or used."""
-        active = self.active.sizes.get(view.index, 0) + self.output_blocks[view.index]
+        active = int(self.active_blocks[view.index] + self.output_blocks[view.index])
         return max(active * self.output_block / view.profile.kv_tokens, view.kv_usage)
 
     def _drawn_by(self, costs: dict[int, float], least: float) -> int:
@@ -226,15 +226,16 @@ class DynamoRouter(InFlightRouter):
         policy = self.params.router_queue_policy
         if policy != "wspt":
             return 0 if policy == "fcfs" else -request.arrival_ns
-        found = max(self.overlap(request, self.keys(request)), default=0)
+        found = int(self.overlap(self.keys(request)).max(initial=0))
         return max(request.prompt_len - found * self.output_block, 1)
 
     def on_sent(self, request: Request, replica: int) -> None:
         keys = self.keys(request)
-        booking = Booking(keys, request.prompt_len - self._cached(request)[replica])
+        booking = Booking(keys, request.prompt_len - self.cached_tokens(request, replica))
         super().on_sent(request, replica)
         self._bookings[request] = booking
         self.active.add(replica, keys)
+        self.active_blocks[replica] = self.active.sizes[replica]
         self.prompt_blocks[replica] += len(keys)
         self.prefill_tokens[replica] += booking.prefill_tokens
         self._asked = None, ()
@@ -252,11 +253,14 @@ class DynamoRouter(InFlightRouter):
         super().on_finish(request, replica, status)
         self.prefill_tokens[replica] -= booking.prefill_tokens
         self.active.discard(replica, booking.keys)
+        self.active_blocks[replica] = self.active.sizes[replica]
         self.prompt_blocks[replica] -= len(booking.keys)
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:
         super().on_replica(replica, state)
-        while len(self.output_blocks) <= replica:
-            self.output_blocks.append(0)
-            self.prefill_tokens.append(0)
-            self.prompt_blocks.append(0)
+        more = np.zeros(len(self.load) - len(self.active_blocks), np.int64)
+        if len(more):
+            self.active_blocks = np.append(self.active_blocks, more)
+            self.prefill_tokens = np.append(self.prefill_tokens, more)
+            self.output_blocks = np.append(self.output_blocks, more)
+            self.prompt_blocks = np.append(self.prompt_blocks, more)

@@ -9,16 +9,20 @@ metrics.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
-from servesim.contracts.router import FinishStatus, ReplicaState, ReplicaView, ready
+from servesim.contracts.router import FinishStatus, ReplicaState, ReplicaView, column, ready
 from servesim.policies.routing._in_flight import InFlightRouter
 
 Scores = dict[int, float]
+Floats = NDArray[np.float64]
 POLL_S = 0.05
 """Seconds between polls of a replica's metrics."""
 QUEUE_MOST = 128
@@ -72,44 +76,48 @@ class LlmDRouter(InFlightRouter):
         self._cold: dict[int, None] = {}  # replicas by when they last got a prompt that no replica had
         self._homes: dict[str, int] = {}
         self._hit = False
+        self._asked_for: tuple[Sequence[int], NDArray[np.int64]] = (), np.zeros(0, np.int64)
 
     @classmethod
     def polls_s(cls, params: Any) -> float:
         return POLL_S
 
     @abstractmethod
-    def prefix_shares(self, request: Request) -> Sequence[float]:
+    def prefix_shares(self, request: Request) -> Floats:
         """Return the share of the prompt's blocks that each replica is known to have."""
 
-    def scores(self, request: Request, views: Sequence[ReplicaView], shares: Sequence[float]) -> Scores:
+    def scores(self, request: Request, views: Sequence[ReplicaView], shares: Floats) -> Scores:
         """Return the weighted sum of all scorers for each eligible replica."""
-        params, choices = self.params, self._kept(views, shares)
-        totals = dict.fromkeys(choices, 0.0)
+        choices = self._kept(views, shares)
+        totals = self._totals(request, views, shares, choices)
+        return dict(zip(choices, totals.tolist(), strict=True))
 
-        def add(weight: float, scores: Scores) -> None:
+    def _totals(self, request: Request, views: Sequence[ReplicaView], shares: Floats, choices: Sequence[int]) -> Floats:
+        """Return the weighted sum of all scorers for each of `choices`."""
+        params, at, totals = self.params, self._indices(choices), np.zeros(len(choices))
+
+        def add(weight: float, score: Callable[[], Floats]) -> None:
             if weight:
-                for i in choices:
-                    totals[i] += weight * min(max(scores[i], 0.0), 1.0)
+                totals[:] += weight * np.clip(score(), 0.0, 1.0)
 
-        waiting = {i: views[i].num_waiting for i in choices}
-        add(params.prefix_weight, {i: shares[i] for i in choices})
-        add(params.queue_weight, _relative(waiting))
-        add(params.kv_utilization_weight, {i: 1 - views[i].kv_usage for i in choices})
-        add(params.running_weight, _relative({i: views[i].num_running for i in choices}))
-        add(params.load_aware_weight, {i: 0.5 * (1 - min(n, QUEUE_MOST) / QUEUE_MOST) for i, n in waiting.items()})
-        add(params.token_load_weight, {i: 1 - min(self.tokens[i], TOKENS_MOST) / TOKENS_MOST for i in choices})
-        most = max(self.load[i] for i in choices) or 1
-        add(params.active_request_weight, {i: (most - self.load[i]) / most if self.load[i] else 1.0 for i in choices})
-        if params.no_hit_lru_weight:
-            add(params.no_hit_lru_weight, self._by_cold(choices))
-        home = self._homes.get(request.session, -1)
-        add(params.session_weight, {i: float(i == home) for i in choices})
+        def waiting() -> NDArray[Any]:
+            return column(views, "num_waiting", at)
+
+        add(params.prefix_weight, lambda: shares[at])
+        add(params.queue_weight, lambda: _relative(waiting()))
+        add(params.kv_utilization_weight, lambda: 1 - column(views, "kv_usage", at))
+        add(params.running_weight, lambda: _relative(column(views, "num_running", at)))
+        add(params.load_aware_weight, lambda: 0.5 * (1 - np.minimum(waiting(), QUEUE_MOST) / QUEUE_MOST))
+        add(params.token_load_weight, lambda: 1 - np.minimum(np.array(self.tokens)[at], TOKENS_MOST) / TOKENS_MOST)
+        add(params.active_request_weight, lambda: _idle(np.array(self.load)[at]))
+        add(params.no_hit_lru_weight, lambda: self._by_cold(choices))
+        add(params.session_weight, lambda: (at == self._homes.get(request.session, -1)).astype(float))
         return totals
 
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
         """Return the replicas with the highest score."""
         shares = self.prefix_shares(request)
-        self._hit = any(shares)
+        self._hit = bool(shares.any())
         totals = self.scores(request, views, shares)
         best = max(totals.values())
         return [i for i, total in totals.items() if total == best]
@@ -135,21 +143,34 @@ class LlmDRouter(InFlightRouter):
         while len(self.tokens) <= replica:
             self.tokens.append(0)
 
-    def _kept(self, views: Sequence[ReplicaView], shares: Sequence[float]) -> Sequence[int]:
+    def _kept(self, views: Sequence[ReplicaView], shares: Floats) -> Sequence[int]:
         choices, least = ready(views), self.params.affinity_filter
         if least is None:
             return choices
-        best = max(shares[i] for i in choices)
-        return [i for i in choices if shares[i] >= least * best]
+        at = self._indices(choices)
+        kept: list[int] = at[shares[at] >= least * shares[at].max()].tolist()
+        return kept
 
-    def _by_cold(self, choices: Sequence[int]) -> Scores:
+    def _indices(self, choices: Sequence[int]) -> NDArray[np.int64]:
+        """Return replicas as an array, which is kept, since the same are ready most of the time."""
+        if self._asked_for[0] is not choices:
+            self._asked_for = choices, np.array(choices, np.int64)
+        return self._asked_for[1]
+
+    def _by_cold(self, choices: Sequence[int]) -> Floats:
         if self._hit or len(choices) < 2:
-            return dict.fromkeys(choices, 0.5)
-        never = [i for i in choices if i not in self._cold]
-        order = never + [i for i in self._cold if i in choices]
-        return {i: 1 - rank / (len(order) - 1) for rank, i in enumerate(order)}
+            return np.full(len(choices), 0.5)
+        eligible = set(choices)
+        order = [i for i in choices if i not in self._cold] + [i for i in self._cold if i in eligible]
+        ranks = {i: 1 - rank / (len(order) - 1) for rank, i in enumerate(order)}
+        return np.array([ranks[i] for i in choices])
 
 
-def _relative(counts: dict[int, int]) -> Scores:
-    low, high = min(counts.values()), max(counts.values())
-    return {i: (high - n) / (high - low) if high > low else 1.0 for i, n in counts.items()}
+def _relative(counts: NDArray[Any]) -> Floats:
+    low, high = counts.min(), counts.max()
+    return np.asarray((high - counts) / (high - low) if high > low else np.ones(len(counts)))
+
+
+def _idle(load: NDArray[Any]) -> Floats:
+    most = max(int(load.max()), 1)
+    return np.where(load == 0, 1.0, (most - load) / most)

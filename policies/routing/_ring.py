@@ -23,9 +23,11 @@ class HashRing:
     def grow(self, num_replicas: int) -> None:
         """Add replicas up to an index."""
         new = range(self._count, num_replicas)
+        if not new:
+            return
         self._places += [(_place(f"replica-{i}#{k}"), i) for i in new for k in range(VIRTUAL_NODES)]
         self._places.sort()
-        self._count = max(self._count, num_replicas)
+        self._count = num_replicas
 
     def find(self, key: str, choices: Collection[int]) -> int:
         """Return the first replica in `choices` clockwise from a key's position."""

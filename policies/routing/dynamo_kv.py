@@ -10,12 +10,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from servesim.contracts.kv_events import BlockRemoved, BlockStored, KVEvent, Medium
 from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import FinishStatus, ReplicaState, routers
 from servesim.policies.routing._block_sets import BlockSets
-from servesim.policies.routing._dynamo import DynamoParams, DynamoRouter
+from servesim.policies.routing._dynamo import Counts, DynamoParams, DynamoRouter, Floats
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,28 @@ class DynamoKV(DynamoRouter):
         self._weights = {"cpu": params.host_cache_hit_weight, "storage": params.disk_cache_hit_weight}
         self._grown: dict[Request, int] = {}
 
-    def overlap(self, request: Request, keys: Sequence[Hashable]) -> list[int]:
+    def overlap(self, keys: Sequence[Hashable]) -> Counts:
         return self.index.leading(keys, len(self.load))
 
-    def lower_credit(self, keys: Sequence[Hashable], overlap: Sequence[int]) -> Sequence[float]:
+    def overlap_at(self, replica: int, keys: Sequence[Hashable]) -> int:
+        return self.index.leading_at(replica, keys)
+
+    def lower_credit(self, keys: Sequence[Hashable], overlap: Counts) -> Floats | None:
         if not any(index.sizes for index in self._lower.values()):
-            return ()
-        credit, reached = [0.0] * len(overlap), list(overlap)
+            return None
+        credit, reached = np.zeros(len(overlap)), overlap
         for medium, index in self._lower.items():
             until = index.continued(keys, reached)
-            credit = [c + self._weights[medium] * (b - a) for c, a, b in zip(credit, reached, until, strict=True)]
+            credit += self._weights[medium] * (until - reached)
             reached = until
+        return credit
+
+    def lower_credit_at(self, replica: int, keys: Sequence[Hashable], overlap: int) -> float:
+        credit, reached = 0.0, overlap
+        for medium, index in self._lower.items():
+            more = index.leading_at(replica, keys[reached:])
+            credit += self._weights[medium] * more
+            reached += more
         return credit
 
     def on_output_block(self, request: Request, replica: int) -> None:

@@ -13,7 +13,7 @@ from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, routers
 from servesim.policies.routing._block_sets import BlockSets
-from servesim.policies.routing._dynamo import DynamoParams, DynamoRouter
+from servesim.policies.routing._dynamo import Counts, DynamoParams, DynamoRouter
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,13 @@ class DynamoKVApproximate(DynamoRouter):
         self._sent: list[tuple[int, int, Sequence[Hashable]]] = []  # expiry, replica, blocks; in order of expiry
         self._oldest = 0
 
-    def overlap(self, request: Request, keys: Sequence[Hashable]) -> list[int]:
+    def overlap(self, keys: Sequence[Hashable]) -> Counts:
         self._expire(self.clock())
         return self.index.leading(keys, len(self.load))
+
+    def overlap_at(self, replica: int, keys: Sequence[Hashable]) -> int:
+        self._expire(self.clock())
+        return self.index.leading_at(replica, keys)
 
     def on_sent(self, request: Request, replica: int) -> None:
         keys = self.keys(request)

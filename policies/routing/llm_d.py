@@ -11,11 +11,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, routers
 from servesim.policies.routing._block_sets import BlockSets, block_keys
-from servesim.policies.routing._llm_d import LlmDParams, LlmDRouter
+from servesim.policies.routing._llm_d import Floats, LlmDParams, LlmDRouter
 
 
 @dataclass(frozen=True)
@@ -51,19 +54,17 @@ class ApproximateRouter(LlmDRouter):
     def capacity(self) -> int:
         """Return the number of blocks remembered per replica."""
 
-    def found(self, keys: Sequence[Hashable]) -> Sequence[int]:
+    def found(self, keys: Sequence[Hashable]) -> NDArray[np.int64]:
         """Return the number of a prompt's blocks that count as cached, by replica."""
         return self.index.leading(keys, len(self.load))
 
-    def prefix_shares(self, request: Request) -> Sequence[float]:
+    def prefix_shares(self, request: Request) -> Floats:
         keys = self._keys(request)
-        if not keys:
-            return [0.0] * len(self.load)
-        return [found / len(keys) for found in self.found(keys)]
+        return self.found(keys) / max(len(keys), 1)
 
     def cached_tokens(self, request: Request, replica: int) -> int:
         size: int = self.params.block_size
-        return self.index.leading(self._keys(request), len(self.load))[replica] * size
+        return self.index.leading_at(replica, self._keys(request)) * size
 
     def on_sent(self, request: Request, replica: int) -> None:
         super().on_sent(request, replica)

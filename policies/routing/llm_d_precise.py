@@ -7,15 +7,18 @@ identical prompts does not scatter.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
+
+import numpy as np
 
 from servesim.contracts.kv_events import BlockRemoved, BlockStored, KVEvent, Medium
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, routers
-from servesim.policies.routing._block_sets import BlockSets, block_keys
-from servesim.policies.routing._llm_d import LlmDParams, LlmDRouter
+from servesim.policies.routing._block_sets import BlockSets, block_keys, members
+from servesim.policies.routing._llm_d import Floats, LlmDParams, LlmDRouter
 
 
 @dataclass(frozen=True)
@@ -51,32 +54,45 @@ class LlmDPrecise(LlmDRouter):
         self._speculative: deque[tuple[int, int, Sequence[Hashable]]] = deque()  # expiry, replica, blocks
         self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
 
-    def prefix_shares(self, request: Request) -> Sequence[float]:
+    def prefix_shares(self, request: Request) -> Floats:
         while self._speculative and self._speculative[0][0] <= self.clock():
             _, replica, blocks = self._speculative.popleft()
             self.index.discard(replica, blocks)
         keys = self._keys(request)
-        if not keys:
-            return [0.0] * len(self.load)
-        found: Sequence[float] = self.index.leading(keys, len(self.load))
-        if any(index.sizes for index in self._lower.values()):
-            found = [sum(self._tier_weights(keys, replica)) for replica in range(len(self.load))]
+        tiered = any(index.sizes for index in self._lower.values())
+        found = self._weighted(keys) if tiered else self.index.leading(keys, len(self.load)).astype(float)
         if self.params.min_max:
             return _min_max(found)
-        return [blocks / len(keys) for blocks in found]
+        return found / max(len(keys), 1)
 
     def cached_tokens(self, request: Request, replica: int) -> int:
-        return sum(1 for _ in self._tier_weights(self._keys(request), replica)) * self.output_block
+        sets = [index for _, index in self._media()]
+        known = takewhile(lambda key: any(index.has(replica, key) for index in sets), self._keys(request))
+        return sum(1 for _ in known) * self.output_block
 
-    def _tier_weights(self, keys: Sequence[Hashable], replica: int) -> Iterator[float]:
-        """Yield what each leading block that a replica has counts for, in the best memory that has it."""
-        weights = {"cpu": self.params.cpu_tier_weight, "storage": self.params.storage_tier_weight}
+    def _media(self) -> list[tuple[float, BlockSets]]:
+        """Return each kind of memory with what a block there counts for."""
+        params, lower = self.params, self._lower
+        return [
+            (1.0, self.index),
+            (params.cpu_tier_weight, lower["cpu"]),
+            (params.storage_tier_weight, lower["storage"]),
+        ]
+
+    def _weighted(self, keys: Sequence[Hashable]) -> Floats:
+        """Return for each replica the sum of what its leading blocks count for, each in the best memory that has it."""
+        media, num, known = self._media(), len(self.load), None
+        totals, alive = np.zeros(num), np.ones(num, np.bool_)
         for key in keys:
-            found = [1.0] if self.index.has(replica, key) else []
-            found += [weights[medium] for medium, index in self._lower.items() if index.has(replica, key)]
-            if not found:
-                return
-            yield max(found)
+            masks = [index.holders(key) for _, index in media]
+            if masks != known:
+                known, held = masks, [members(mask, num) for mask in masks]
+                alive &= np.logical_or.reduce(held)
+                if not alive.any():
+                    break
+                best = np.max([weight * has for (weight, _), has in zip(media, held, strict=True)], axis=0)
+            totals += best * alive
+        return totals
 
     def on_sent(self, request: Request, replica: int) -> None:
         super().on_sent(request, replica)
@@ -115,11 +131,11 @@ class LlmDPrecise(LlmDRouter):
         return self._asked[1]
 
 
-def _min_max(found: Sequence[float]) -> Sequence[float]:
-    hits = [blocks for blocks in found if blocks]
-    if not hits:
-        return [0.0] * len(found)
-    least, most = min(hits), max(hits)
+def _min_max(found: Floats) -> Floats:
+    hits = found[found > 0]
+    if not len(hits):
+        return np.zeros(len(found))
+    least, most = hits.min(), hits.max()
     if least == most:
-        return [float(blocks > 0) for blocks in found]
-    return [max(blocks - least, 0) / (most - least) for blocks in found]
+        return (found > 0).astype(float)
+    return np.asarray(np.maximum(found - least, 0) / (most - least))

@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import routers
@@ -60,5 +63,5 @@ class LlmDText(ApproximateRouter):
     def capacity(self) -> int:
         return int(self.params.lru_capacity_per_server)
 
-    def found(self, keys: Sequence[Hashable]) -> Sequence[int]:
+    def found(self, keys: Sequence[Hashable]) -> NDArray[np.int64]:
         return self.index.found(keys, len(self.load))

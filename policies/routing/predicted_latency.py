@@ -23,6 +23,7 @@ from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import FinishStatus, ReplicaState, ReplicaView, routers
 from servesim.policies.routing._latency import Learned, Oracle, Seen
+from servesim.policies.routing._llm_d import Floats
 from servesim.policies.routing.llm_d import ApproximateParams, LlmD
 
 SCORERS = tuple(name for name in ApproximateParams.__dataclass_fields__ if name.endswith("_weight"))
@@ -120,14 +121,14 @@ class PredictedLatency(LlmD):
         self._expected: dict[int, Expected] = {}
         self._decided: Request | None = None
 
-    def expected(self, request: Request, views: Sequence[ReplicaView], shares: Sequence[float]) -> dict[int, Expected]:
+    def expected(self, request: Request, views: Sequence[ReplicaView], shares: Floats) -> dict[int, Expected]:
         """Return what a request would get at each replica that may be chosen."""
-        params, found = self.params, {}
+        params, found, known = self.params, {}, shares.tolist()
         self.predictor.at(self.clock())
         for i in self._kept(views, shares):
             view = views[i]
             seen = Seen(
-                request.prompt_len, shares[i], view.kv_usage, view.num_waiting, self.load[i], self.tokens[i],
+                request.prompt_len, known[i], view.kv_usage, view.num_waiting, self.load[i], self.tokens[i],
                 self.backlog[i], self.num_prompts[i],
             )  # fmt: skip
             ttft, tpot = self.predictor.predict(seen, view)
@@ -139,7 +140,7 @@ class PredictedLatency(LlmD):
             )
         return found
 
-    def scores(self, request: Request, views: Sequence[ReplicaView], shares: Sequence[float]) -> dict[int, float]:
+    def scores(self, request: Request, views: Sequence[ReplicaView], shares: Floats) -> dict[int, float]:
         self._decided, self._expected = request, self.expected(request, views, shares)
         params, kept = self.params, self._expected
         if params.ttft_slo_ms or params.tpot_slo_ms:
@@ -153,7 +154,7 @@ class PredictedLatency(LlmD):
         if self.params.picker == "max-score":
             return super().route(request, views)
         shares = self.prefix_shares(request)
-        self._hit = any(shares)
+        self._hit = bool(shares.any())
         totals = self.scores(request, views, shares)
         whole = sum(totals.values())
         if len(totals) == 1 or not whole:

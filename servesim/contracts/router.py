@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from servesim import draws
 from servesim.contracts.kv_events import KVEvent
@@ -124,11 +127,26 @@ class ReplicaView(Protocol):
         """Time of these figures."""
 
 
+Column = Literal["num_waiting", "num_running", "kv_usage"]
+"""Figures of replicas that `column` collects."""
+
+
 class Views(list[ReplicaView]):
     """All replicas in order of index, regardless of their states."""
 
     ready: Sequence[int] = ()
     """Indices of the replicas that may be chosen, ascending."""
+    columns: Mapping[Column, NDArray[Any]] | None = None
+    """Figures of all views by index, if views change by reports alone."""
+
+
+def column(views: Sequence[ReplicaView], name: Column, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
+    """Return a figure of each of these replicas, in an array that must not be modified. Where views are live, each is
+    read."""
+    known = views.columns if isinstance(views, Views) else None
+    if known is None:
+        return np.array([getattr(views[i], name) for i in indices])
+    return known[name] if len(indices) == len(views) else known[name].take(indices)
 
 
 def ready(views: Sequence[ReplicaView]) -> Sequence[int]:

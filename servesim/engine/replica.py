@@ -128,9 +128,14 @@ class Replica:
     @property
     def kv_usage(self) -> float:
         """Share of the KV memory that is in use, 0 to 1."""
+        free, _ = self.observe()
+        return 1 - free / self.core.kv.capacity_tokens
+
+    def observe(self) -> tuple[int, int]:
+        """Return the free tokens of KV memory, and when the running step ends, or a past time if none runs."""
         self.settle()
-        usage = self.core.kv.usage()
-        return 1 - usage.free / self.core.kv.capacity_tokens
+        in_flight = self.core.in_flight
+        return self.core.kv.usage().free, in_flight[0].end_ns if in_flight else -1
 
     @property
     def at_ns(self) -> int:
@@ -177,7 +182,7 @@ class Replica:
 
     def _came(self, request: Request) -> None:
         """Record a request that arrives while a step runs."""
-        if len(self._unread) >= UNREAD:
+        if len(self._unread) >= UNREAD and self.core.in_flight:
             last = self.core.in_flight[-1].planned_ns
             self._unread = [(ns, r) for ns, r in self._unread if ns > last]
         self._unread.append((self.clock.ns, request))

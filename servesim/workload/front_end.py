@@ -160,6 +160,7 @@ class FrontEnd:
         self._terms = terms
         self._works = bool(terms.request_ns or terms.token_ns or terms.chunk_ns)
         self._processes = [_Process(terms) for _ in range(terms.processes)]
+        self._busy: list[_Process] = []  # those that work on requests
         self._on_way: list[tuple[int, int, _Sent]] = []  # a heap of (arrival at the queue, number, request)
         self._ready: int | None = None
         """When the next request reaches the queue if none is sent before."""
@@ -212,15 +213,15 @@ class FrontEnd:
     def _look(self) -> None:
         """Find out when the next request reaches the queue if none is sent before."""
         first = self._on_way[0][0] if self._on_way else None
-        for process in self._processes:
-            if process.received:
-                ready = process.ready_ns() + self._terms.in_ns
-                first = ready if first is None or ready < first else first
+        for process in self._busy:
+            ready = process.ready_ns() + self._terms.in_ns
+            first = ready if first is None or ready < first else first
         self._ready = first
 
     def _tokenize(self, now: int) -> None:
         """Let requests go on to the tokenizers that are due to by `now`."""
-        for process in self._processes:
+        idle = False
+        for process in self._busy:
             while process.received and process.next_ns <= now:
                 done, sent = process.pop()
                 ready = done + self._terms.in_ns
@@ -229,6 +230,9 @@ class FrontEnd:
                     for sample in self._samples.pop(sent[2].parent):
                         heappush(self._on_way, (ready, sample[1], sample))
                         process.stream(done, sample[3])
+            idle = idle or not process.received
+        if idle:
+            self._busy = [process for process in self._busy if process.received]
 
     def _receive(self, due: int) -> None:
         """Receive the request sent at `due`, if there still is one."""
@@ -250,6 +254,10 @@ class FrontEnd:
                 self._samples[parent] = []
             process = self._processes[0]
             for other in self._processes:
+                if not other.received:
+                    process = other
+                    self._busy.append(process)
+                    break
                 if len(other.received) < len(process.received):
                     process = other
             process.add(sent, self._terms.request_ns)
@@ -263,7 +271,7 @@ class FrontEnd:
     def holds(self, request: Request) -> bool:
         """Return whether a request has been received but has not reached the queue."""
         sent = [entry[2] for entry in self._on_way]
-        sent += [each for process in self._processes for _, each in process.received]
+        sent += [each for process in self._busy for _, each in process.received]
         sent += [each for further in self._samples.values() for each in further]
         return any(each[2] is request for each in sent)
 
@@ -275,7 +283,7 @@ class FrontEnd:
 
     def remaining(self) -> int:
         on_way = len(self._on_way) + sum(map(len, self._samples.values()))
-        return self._inner.remaining() + on_way + sum(len(p.received) for p in self._processes)
+        return self._inner.remaining() + on_way + sum(len(p.received) for p in self._busy)
 
 
 def _postpone(request: Request, ns: int) -> None:

@@ -221,9 +221,9 @@ def argmin(case: Case) -> list[str]:
 def _dynamo_faults(script: Script, router: DynamoRouter, op: dict[str, Any], request: Request) -> Iterator[str]:
     found = router.counters(request)
     for name, values in found._asdict().items():
-        if values != op[name]:
-            yield f"{name} is {values}, really {op[name]}"
-    costs = list(router.costs(request, found, range(len(script.views))).values())
+        if values.tolist() != op[name]:
+            yield f"{name} is {values.tolist()}, really {op[name]}"
+    costs = router.costs(request, found, range(len(script.views))).tolist()
     if any(abs(ours - real) > 1e-6 for ours, real in zip(costs, op["costs"], strict=True)):
         yield f"costs are {costs}, really {op['costs']}"
     worker, size = op["worker"], router.output_block

@@ -39,6 +39,11 @@ class Run:
         self.skip = skip
         return True
 
+    def seen_at(self, core: FastCore, now: int) -> tuple[int, int] | None:
+        """Return the free tokens of KV memory and the end of the running step as they would be if the run were cut at
+        `now` and landed, or None if only that can tell."""
+        return None
+
     def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """Apply commits and plans 1..skip. Leave the step that ends now in flight. Return the time at which the last
         step in flight will end."""

@@ -8,6 +8,7 @@ token is in flight, the last step of the run is the one without them.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from itertools import accumulate
 
 import numpy as np
@@ -120,6 +121,17 @@ class LockstepLeap(Run):
             sources=sources.of(0, 1),
         )
         self._last.together, self._last.turn = batch.sampled, lockstep.turn + m
+
+    def seen_at(self, core: FastCore, now: int) -> tuple[int, int] | None:
+        """See `Run`."""
+        lockstep, memory = core.lockstep, core.memory
+        assert lockstep is not None
+        assert memory is not None
+        skip = min(max(bisect_left(self._ends, now), self._past), self.skip)
+        if skip > len(self._gpu):
+            return None  # the last step has fewer requests
+        taken = memory.taken_in(lockstep.turn, skip)
+        return None if taken is None else (self._usage.free - taken, self._ends[skip])
 
     def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """See `Run`."""

@@ -69,6 +69,11 @@ class LockstepMemory:
         minus tokens freed. `external` does not change. Requires k <= steps_until_full(...)."""
         raise NotImplementedError
 
+    def taken_in(self, turn: int, k: int) -> int | None:
+        """Return how many tokens `extend_run` would allocate in k turns from `turn` on, or None if only that can tell.
+        The default is None."""
+        return None
+
     def rounds_that_fit(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
     ) -> int:

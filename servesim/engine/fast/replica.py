@@ -48,7 +48,7 @@ class FastReplica(Replica):
 
     def arrive(self, request: Request, output_len: int) -> None:
         self.core.add(request, output_len, self.clock.ns)
-        if self.core.in_flight:
+        if self.core.in_flight or self.leap is not None:
             self._came(request)
         if self.leap is not None:
             if self.leap.cut(self._next_plan_from()):
@@ -88,6 +88,11 @@ class FastReplica(Replica):
             self._want_plan()
         else:
             self._await(core.in_flight[0].end_ns)
+
+    def observe(self) -> tuple[int, int]:
+        leap = self.leap
+        seen = leap.seen_at(self.fast, self._next_plan_from()) if leap is not None else None
+        return super().observe() if seen is None else seen
 
     def settle(self) -> None:
         """End a run at this instant, but leave a step that ends now to its own completion event."""

@@ -6,12 +6,14 @@ from array import array
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from simpy.events import Event
 
 from servesim.contracts.part import ClusterView, Finished, Part
 from servesim.contracts.profile import Profile
 from servesim.contracts.request import Request
-from servesim.contracts.router import ReplicaState, Report, Role, Views
+from servesim.contracts.router import Column, ReplicaState, Report, Role, Views
 from servesim.engine.clock import REPORT
 from servesim.engine.replica import Replica
 from servesim.features.view_lag.figures import NO_SENDINGS, ROUTER_VIEW, added, parted, view_columns
@@ -22,6 +24,27 @@ NOTHING = Report(0, 0, 0.0, 0)
 IDLE_TICKS = 16
 """Number of consecutive reports after which reports stop until the next request is sent if nothing else happens.
 Requests that wait in the router by then are given up."""
+
+
+class Columns:
+    """Figures of the last reports by replica, for routers that weigh all replicas at once."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[Column, NDArray[Any]] = {
+            "num_waiting": np.zeros(0, np.int64), "num_running": np.zeros(0, np.int64), "kv_usage": np.zeros(0),
+        }  # fmt: skip
+
+    def grow(self) -> None:
+        """Add a replica of which nothing is known."""
+        for name, known in self.arrays.items():
+            self.arrays[name] = np.append(known, known.dtype.type(0))
+
+    def take(self, replica: int, report: Report) -> None:
+        """Enter a report."""
+        arrays = self.arrays
+        arrays["num_waiting"][replica] = report.num_waiting
+        arrays["num_running"][replica] = report.num_running
+        arrays["kv_usage"][replica] = report.kv_usage
 
 
 class Reported:
@@ -109,6 +132,7 @@ class Reporting(Part):
         its row, the number of requests on its replica by the last report, and the true number."""
         self._sums = NO_SENDINGS  # of the others
         self._reported: list[Reported] = []
+        self._columns = Columns()
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
@@ -116,10 +140,12 @@ class Reporting(Part):
         self._keeps = self.has_end and not cluster.router.blind
         cluster.fleet.view = self._view
         cluster.fleet.views = Views([self._view(replica) for replica in cluster.replicas])
+        cluster.fleet.views.columns = self._columns.arrays
         cluster.fleet.sort()
 
     def _view(self, replica: Replica) -> Reported:
         self._reported.append(Reported(replica))
+        self._columns.grow()
         return self._reported[-1]
 
     def columns(self, rows: Any) -> dict[str, Any]:
@@ -155,10 +181,10 @@ class Reporting(Part):
         clock.background -= 1
         due: dict[int, Reports] = {}
         for replica in cluster.replicas:
-            report = Report(replica.num_waiting, replica.num_running, replica.kv_usage, now)
-            in_flight = replica.core.in_flight
-            known = max(now, in_flight[0].end_ns) if in_flight else now
-            due.setdefault(known + self._lag, []).append((replica.index, report))
+            waiting, running = replica.num_waiting, replica.num_running
+            free, end_ns = replica.observe()
+            report = Report(waiting, running, 1 - free / replica.core.kv.capacity_tokens, now)
+            due.setdefault(max(now, end_ns) + self._lag, []).append((replica.index, report))
         for ns, reports in due.items():
             if ns > now:
                 clock.background += 1
@@ -179,6 +205,7 @@ class Reporting(Part):
         cluster = self._cluster
         for index, report in reports:
             self._reported[index].take(report)
+            self._columns.take(index, report)
             if self._tells:
                 cluster.router.on_report(index, report)
         cluster.waiting.recall()

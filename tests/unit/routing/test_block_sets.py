@@ -31,9 +31,9 @@ def test_a_block_is_there_until_it_has_gone_as_often_as_it_came(ops: list[tuple[
                 if plain[replica][key]:
                     plain[replica][key] -= 1
         prompt = list(range(6))
-        assert sets.leading(prompt, 3) == [next((k for k in prompt if not here[k]), 6) for here in plain]
+        assert sets.leading(prompt, 3).tolist() == [next((k for k in prompt if not here[k]), 6) for here in plain]
         reach = next((k for k in prompt if not any(here[k] for here in plain)), 6)
-        assert sets.found(prompt, 3) == [sum(here[k] > 0 for k in prompt[:reach]) for here in plain]
+        assert sets.found(prompt, 3).tolist() == [sum(here[k] > 0 for k in prompt[:reach]) for here in plain]
         assert [sets.sizes.get(i, 0) for i in range(3)] == [sum(n > 0 for n in here.values()) for here in plain]
 
 

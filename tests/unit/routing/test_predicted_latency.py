@@ -178,7 +178,7 @@ def test_a_prompt_that_is_known_goes_where_it_is_unless_that_is_far_slower() -> 
     found = views({}, {})
     send(made, prompt((1, 128)), 1, found)  # 128 ms ahead, for 100 ms more than elsewhere
     again = prompt((1, 128))
-    assert made.prefix_shares(again) == [0.0, 1.0]
+    assert made.prefix_shares(again).tolist() == [0.0, 1.0]
     assert made.route(again, found) == 1  # 128 + 1 ms and half a step against 128 ms
     send(made, prompt((2, 200)), 1, found)
     assert made.route(again, found) == 0  # 328 ms, 200 ms later than elsewhere
@@ -223,5 +223,5 @@ def test_prefill_replicas_are_judged_by_ttft_and_decode_replicas_by_tpot() -> No
     made, request = router(1), Prompts()((1, 80))
     for role, rooms in (("prefill", (-0.080, 0.0)), ("decode", (0.0, -0.011 - 80e-9))):
         made.role = role  # type: ignore[assignment]
-        found = made.expected(request, views({}), [0.0])[0]
+        found = made.expected(request, views({}), np.zeros(1))[0]
         assert (found.ttft_headroom, found.tpot_headroom) == pytest.approx(rooms)

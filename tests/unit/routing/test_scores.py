@@ -57,9 +57,9 @@ def test_llm_d_remembers_a_number_of_blocks_by_replica() -> None:
     assert isinstance(router, LlmDRouter)
     first = prompt((1, 128))
     router.on_sent(first, 0)
-    assert router.prefix_shares(first) == [1.0]
+    assert router.prefix_shares(first).tolist() == [1.0]
     router.on_sent(prompt((2, 64)), 0)  # the first block of the two gives way
-    assert router.prefix_shares(prompt((1, 128))) == [0.0]
+    assert router.prefix_shares(prompt((1, 128))).tolist() == [0.0]
 
 
 def test_llm_d_of_2025_compares_prompts_by_their_first_bytes_alone() -> None:
@@ -67,10 +67,10 @@ def test_llm_d_of_2025_compares_prompts_by_their_first_bytes_alone() -> None:
     router, prompt = router_of("llm-d-text", 2, max_prefix_blocks_to_match=2), Prompts()
     assert isinstance(router, LlmDRouter)
     router.on_sent(prompt((1, 32), (2, 500)), 1)
-    assert router.prefix_shares(prompt((1, 32), (3, 500))) == [0.0, 1.0]  # differs after the 128th byte
-    assert router.prefix_shares(prompt((1, 31), (3, 500))) == [0.0, 2 / 3]
-    assert router.prefix_shares(prompt((4, 500))) == [0.0, 1 / 3]  # the model's name
-    assert router.prefix_shares(prompt((1, 15))) == [0.0, 0.0]  # shorter than a block
+    assert router.prefix_shares(prompt((1, 32), (3, 500))).tolist() == [0.0, 1.0]  # differs after the 128th byte
+    assert router.prefix_shares(prompt((1, 31), (3, 500))).tolist() == [0.0, 2 / 3]
+    assert router.prefix_shares(prompt((4, 500))).tolist() == [0.0, 1 / 3]  # the model's name
+    assert router.prefix_shares(prompt((1, 15))).tolist() == [0.0, 0.0]  # shorter than a block
 
 
 def test_llm_d_of_2025_ends_a_block_with_the_token_of_its_last_byte() -> None:
@@ -78,8 +78,8 @@ def test_llm_d_of_2025_ends_a_block_with_the_token_of_its_last_byte() -> None:
     router, prompt = router_of("llm-d-text", 1, bytes_per_token=6), Prompts()
     assert isinstance(router, LlmDRouter)
     router.on_sent(prompt((1, 22)), 0)  # 132 bytes: two blocks
-    assert router.prefix_shares(prompt((1, 11), (2, 11))) == [2 / 3]
-    assert router.prefix_shares(prompt((1, 10), (2, 12))) == [1 / 3]
+    assert router.prefix_shares(prompt((1, 11), (2, 11))).tolist() == [2 / 3]
+    assert router.prefix_shares(prompt((1, 10), (2, 12))).tolist() == [1 / 3]
 
 
 def test_llm_d_of_2025_counts_blocks_behind_a_lost_one_that_another_replica_has() -> None:
@@ -89,9 +89,9 @@ def test_llm_d_of_2025_counts_blocks_behind_a_lost_one_that_another_replica_has(
     first = prompt((1, 48))
     router.on_sent(first, 0)  # name, 1a, 1b, 1c
     router.on_sent(prompt((2, 16)), 0)  # name again, 2a instead of 1a
-    assert router.prefix_shares(first) == [1 / 4, 0.0]  # 1a is nowhere, so 1b is not looked up
+    assert router.prefix_shares(first).tolist() == [1 / 4, 0.0]  # 1a is nowhere, so 1b is not looked up
     router.on_sent(prompt((1, 16)), 1)  # name, 1a
-    assert router.prefix_shares(first) == [3 / 4, 2 / 4]
+    assert router.prefix_shares(first).tolist() == [3 / 4, 2 / 4]
 
 
 def test_llm_d_of_2025_goes_by_one_part_each_of_prefix_queue_and_memory() -> None:
@@ -121,7 +121,7 @@ def test_llm_d_precise_of_2025_stretches_hits_between_the_fewest_and_the_most(
     assert isinstance(router, LlmDRouter)
     for replica, tokens in sent:
         router.on_sent(prompt((1, tokens)), replica)
-    assert router.prefix_shares(prompt((1, 256))) == shares
+    assert router.prefix_shares(prompt((1, 256))).tolist() == shares
 
 
 def test_llm_d_precise_takes_a_prompt_for_cached_for_two_seconds() -> None:
@@ -129,9 +129,9 @@ def test_llm_d_precise_takes_a_prompt_for_cached_for_two_seconds() -> None:
     assert isinstance(router, LlmDRouter)
     router.on_sent(prompt((1, 64)), 1)
     at(router, 2 * S - 1)
-    assert router.prefix_shares(prompt((1, 64))) == [0.0, 1.0]
+    assert router.prefix_shares(prompt((1, 64))).tolist() == [0.0, 1.0]
     at(router, 2 * S)
-    assert router.prefix_shares(prompt((1, 64))) == [0.0, 0.0]
+    assert router.prefix_shares(prompt((1, 64))).tolist() == [0.0, 0.0]
 
 
 def test_prefix_hash_leaves_its_replica_only_for_one_that_is_not_full() -> None:
@@ -247,7 +247,7 @@ def test_dynamo_without_events_takes_what_it_sent_for_cached_for_120_s() -> None
     router.on_sent(prompt((1, 64)), 1)
     for at_ns, found in ((120 * S - 1, [0, 4]), (120 * S, [0, 0])):
         at(router, at_ns)
-        assert router.counters(prompt((1, 64))).overlap_blocks == found
+        assert router.counters(prompt((1, 64))).overlap_blocks.tolist() == found
 
 
 def test_a_manual_key_that_was_idle_too_long_is_placed_as_if_new() -> None:
@@ -291,4 +291,4 @@ def test_replicas_have_nothing_booked_before_anything_is_sent_and_nor_has_one_th
     router: Any = router_of(name, 2)
     router.on_replica(3, "ready")
     assert router.load == router.processed == [0, 0, 0, 0]
-    assert getattr(router, "prefill_tokens", [0])[:2] in ([0], [0, 0])
+    assert list(getattr(router, "prefill_tokens", [0]))[:2] in ([0], [0, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from servesim.contracts import Request
@@ -44,11 +45,13 @@ def test_dynamo_credits_blocks_that_continue_those_on_the_gpu_by_their_memory() 
     router, prompt = router_with("dynamo-kv", HELD)
     assert isinstance(router, DynamoRouter)
     counters = router.counters(prompt)
-    assert counters.overlap_blocks == [3, 1, 0, 2]
-    assert router.lower_credit(router.keys(prompt), counters.overlap_blocks) == [0, 3.0, 2 * 0.75 + 4 * 0.25, 0]
-    assert counters.potential_prefill_tokens == [96 - 48, 96 - 64, 96 - 40, 96 - 32]
+    assert counters.overlap_blocks.tolist() == [3, 1, 0, 2]
+    credit = router.lower_credit(router.keys(prompt), counters.overlap_blocks)
+    assert credit is not None
+    assert credit.tolist() == [0, 3.0, 2 * 0.75 + 4 * 0.25, 0]
+    assert counters.potential_prefill_tokens.tolist() == [96 - 48, 96 - 64, 96 - 40, 96 - 32]
     costs = router.costs(prompt, counters, range(4))
-    assert costs == {0: 3 + 6, 1: 2 + 6, 2: 3.5 + 6, 3: 4 + 6}
+    assert costs.tolist() == [3 + 6, 2 + 6, 3.5 + 6, 4 + 6]
     assert router.route(prompt, views_of(4)) == 1
     assert [router.cached_tokens(prompt, i) for i in range(4)] == [48, 64, 40, 32]
 
@@ -56,12 +59,12 @@ def test_dynamo_credits_blocks_that_continue_those_on_the_gpu_by_their_memory() 
 def test_a_sent_prompt_is_booked_less_what_counts_as_cached_in_any_memory() -> None:
     router, prompt = router_with("dynamo-kv", HELD)
     router.on_sent(prompt, 2)
-    assert router.prefill_tokens == [0, 0, 56, 0]
+    assert router.prefill_tokens.tolist() == [0, 0, 56, 0]
 
 
 def test_dynamos_weights_are_parameters_and_0_ignores_the_memory() -> None:
     router, prompt = router_with("dynamo-kv", HELD, host_cache_hit_weight=0, disk_cache_hit_weight=1)
-    assert router.lower_credit(router.keys(prompt), [3, 1, 0, 2]) == [0, 0, 4, 0]
+    assert router.lower_credit(router.keys(prompt), np.array([3, 1, 0, 2])).tolist() == [0, 0, 4, 0]
 
 
 def test_llm_d_counts_each_leading_block_for_the_best_memory_that_has_it() -> None:
@@ -85,6 +88,6 @@ def test_a_prefix_is_continued_from_where_each_replica_has_it() -> None:
     sets = BlockSets()
     sets.add(0, "bc")
     sets.add(1, "acd")
-    assert sets.continued("abcd", [1, 0]) == [3, 1]
-    assert sets.continued("abcd", [0, 2]) == [0, 4]
-    assert sets.continued("abcd", [4, 4]) == [4, 4]
+    assert sets.continued("abcd", np.array([1, 0])).tolist() == [3, 1]
+    assert sets.continued("abcd", np.array([0, 2])).tolist() == [0, 4]
+    assert sets.continued("abcd", np.array([4, 4])).tolist() == [4, 4]

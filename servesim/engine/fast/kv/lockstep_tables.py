@@ -175,6 +175,11 @@ class TableTurns(LockstepMemory):
             first += size
         return grown
 
+    def taken_in(self, turn: int, k: int) -> int | None:
+        bs = self._size
+        rounds = [rank.size * ((k - 1 - (phase - turn) % bs) // bs + 1) for phase, rank in self._ranks.items()]
+        return sum(rounds) * bs
+
     def complete(self, request: Request) -> None:
         """Complete the table of a request."""
         rank = self._rank_of.get(request)
