@@ -34,8 +34,8 @@ class TableCostModel(CostModel):
     pipeline stage, and `prices` covers data-parallel ranks, which share the work of experts. Fast mode would spend most
     of its time pricing steps one by one, so three methods price many at once, equal to `price` to the nanosecond:
     `gpu_run` prices the next k steps of a batch; `decode_run` prices decode steps without drafts on a single stage,
-    from terms kept by number of sequences; `gpu_over` prices steps with drafts, whose contexts grow by the number of
-    accepted tokens.
+    from terms kept by number of sequences; `over_contexts` prices steps with drafts, whose contexts grow by the
+    number of accepted tokens.
     """
 
     def __init__(
@@ -112,18 +112,7 @@ class TableCostModel(CostModel):
             times += stage.run(passed, self._tokens(passed), k)
         return times
 
-    def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the GPU ns at each sum of contexts; see `RunCost.gpu_over`."""
-        over = self._over_contexts(batch)
-        return over.at(contexts) if over is not None else None
-
-    def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sources at each sum of contexts; see `RunCost.sources_over`."""
-        over = self._over_contexts(batch)
-        assert over is not None
-        return over.sources(contexts, gpu)
-
-    def _over_contexts(self, batch: Batch) -> OverContexts | None:
+    def over_contexts(self, batch: Batch) -> OverContexts | None:
         """Return the price of steps like `batch` as a function of the sum of their contexts, or None if it depends on
         more than that sum."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
@@ -153,7 +142,7 @@ class TableCostModel(CostModel):
     def host(self, batch: Batch) -> Host:
         """Return the GPU ns of successive steps; see the contract."""
         if self._drafting is not None:
-            over = self._over_contexts(batch)
+            over = self.over_contexts(batch)
             return over.host if over is not None else self._host(batch)
         if self.terms is None:
             return NO_HOST
@@ -182,7 +171,7 @@ class TableCostModel(CostModel):
 
     def price(self, batch: Batch) -> Price:
         """Return the price of one step."""
-        over = self._over_contexts(batch) if self._drafting is not None else None
+        over = self.over_contexts(batch) if self._drafting is not None else None
         if over is not None:
             gpu, of_source = over.one(batch.decode_context_sum)
             return Price(self.step_ns(gpu, over.host), gpu, over.host, of_source)
