@@ -30,17 +30,17 @@ class Pass(NamedTuple):
 class Segment:
     """Range of context sums, from `low` to below `high`, in which each pass stays in its curve segment."""
 
-    __slots__ = ("base", "begin", "high", "knots", "low", "slope", "sources", "start", "whole")
+    __slots__ = ("base", "begin", "by_source", "high", "knots", "low", "slope", "sources", "start", "whole")
 
     def __init__(self, attending: Sequence[tuple[float, Curve, int]], low: int, high: int) -> None:
         pieces = []
-        sources: set[int] = set()
+        of_passes = []
         for base, curve, shift in attending:
             i = bisect_right(curve.xs, low + shift) - 1
             pieces.append((curve.xs[i], curve.slopes[i], base + curve.ys[i] + 0.5, shift))
-            sources.add(curve.segment_source[i])
+            of_passes.append(curve.segment_source[i])
         self.low, self.high = low, high
-        self.sources = sorted(sources)
+        self.sources = sorted(set(of_passes))
         """Sources of the passes' curve segments."""
         self.knots = frozenset(start - shift for start, _, _, shift in pieces)
         """Context sums at which a pass is at a knot."""
@@ -48,6 +48,10 @@ class Segment:
         table = np.array(pieces, dtype=np.float64).reshape(-1, 4)
         self.start, self.slope, self.base = table[:, 0:1], table[:, 1:2], table[:, 2:3]
         self.begin = self.start - table[:, 3:4]
+        self.by_source = np.zeros((len(pieces), 4), dtype=np.int64)
+        """1 for the source of each pass's attention."""
+        for row, source in enumerate(of_passes):
+            self.by_source[row, source] = 1
 
 
 class OverContexts:
@@ -83,16 +87,29 @@ class OverContexts:
         a, b, c, d = sums
         return ns + self._constant, (a, b, c, d)
 
-    def split(self, contexts: NDArray[np.int64]) -> Split | NDArray[np.int64]:
-        """Return the split by source of the nanoseconds at non-decreasing context sums: of shape (sums, 4) where their
-        attention has several sources."""
+    def price(self, contexts: NDArray[np.int64]) -> tuple[NDArray[np.int64], Split | NDArray[np.int64]]:
+        """Return the nanoseconds at non-decreasing context sums and their split by source, of shape (sums, 4) where
+        their attention has several sources."""
         first = int(contexts[0])
         segment = self._segment(first)
-        if len(segment.sources) == 1 and int(contexts[-1]) < segment.high and first not in segment.knots:
-            source = segment.sources[0]
-            if source not in self._splits:
-                self._splits[source] = Split(self._fixed, source, self._constant + sum(self._known))
-            return self._splits[source]
+        if int(contexts[-1]) >= segment.high:
+            cut = int(np.searchsorted(contexts, segment.high))
+            times, (more, _) = self._within(segment, contexts[:cut]), self.price(contexts[cut:])
+            return np.concatenate((self._sum(times), more)), self._split(contexts)
+        times = self._within(segment, contexts)
+        gpu = self._sum(times)
+        if first in segment.knots:
+            return gpu, self._split(contexts)
+        if len(segment.sources) > 1:
+            fixed = np.array(self._fixed, dtype=np.int64) - np.array(self._known, dtype=np.int64) @ segment.by_source
+            return gpu, times.T @ segment.by_source + fixed
+        (source,) = segment.sources or (0,)
+        if source not in self._splits:
+            self._splits[source] = Split(self._fixed, source, self._constant + sum(self._known))
+        return gpu, self._splits[source]
+
+    def _split(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the split by source at any context sums."""
         found = np.empty((len(contexts), 4), dtype=np.int64)
         found[:] = self._fixed
         at = np.arange(len(contexts))
@@ -100,14 +117,6 @@ class OverContexts:
             times, of_each = curve.rounded_at(base, contexts + shift)
             found[at, of_each] += times - known
         return found
-
-    def at(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the nanoseconds at non-decreasing context sums."""
-        segment = self._segment(int(contexts[0]))
-        if int(contexts[-1]) < segment.high:
-            return self._within(segment, contexts)
-        cut = int(np.searchsorted(contexts, segment.high))
-        return np.concatenate((self._within(segment, contexts[:cut]), self.at(contexts[cut:])))
 
     def _segment(self, context: int) -> Segment:
         i = bisect_right(self._knots, context)
@@ -119,11 +128,16 @@ class OverContexts:
         return segment
 
     def _within(self, segment: Segment, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the nanoseconds of each pass with attention, of shape (passes, sums)."""
         # if knots are whole numbers, differences are exact, however they are computed
         times = contexts - segment.begin if segment.whole else contexts + self._shift - segment.start
         times *= segment.slope
         times += segment.base
-        total: NDArray[np.int64] = np.add.reduce(times.astype(np.int64), 0)
+        return times.astype(np.int64)
+
+    def _sum(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the nanoseconds of all passes."""
+        total: NDArray[np.int64] = np.add.reduce(times, 0)
         if self._constant:
             total += self._constant
         return total

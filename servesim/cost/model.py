@@ -141,32 +141,39 @@ class TableCostModel(CostModel):
 
     def host(self, batch: Batch) -> Host:
         """Return the GPU ns of successive steps; see the contract."""
-        if self._drafting is not None:
-            over = self.over_contexts(batch)
-            return over.host if over is not None else self._host(batch)
-        if self.terms is None:
-            return NO_HOST
-        if self.terms.launch_per_kernel:
-            return self._host(batch)
-        key = (batch.decode_count + len(batch.prefill), batch.sampled, bool(batch.prefill))
-        host = self._hosts.get(key)
-        if host is None:
-            host = self._hosts[key] = self._host(batch)
-        return host
+        if self._drafting is None:
+            return self._engine_host(batch)
+        over = self.over_contexts(batch)
+        return over.host if over is not None else self._host(batch)
 
     def _host(self, batch: Batch) -> Host:
-        host = self.terms.host(batch) if self.terms is not None else NO_HOST
-        if self.terms is not None and self.terms.launch_per_kernel:
-            kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
-            kernels += sum(mixture.decoding.launches(False) for mixture in self._mixtures)
-            host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
-        if self.terms is not None and batch.prefill:
-            eager = sum(self.terms.eager_ns(stage.layers, stage.mixtures) for stage in self._stages)
-            host = host._replace(launching=max(host.launching, int(eager + 0.5)))
+        """Return the host time, that of drafting included."""
+        host = self._engine_host(batch)
         if self._drafting is not None:
             drafting = self._drafting.speculator.host_ns(batch, batch.draft_k)
             if drafting:
                 host = host._replace(exposed=host.exposed + drafting)
+        return host
+
+    def _engine_host(self, batch: Batch) -> Host:
+        """Return the host time without that of drafting, kept by its only inputs unless kernels are launched one by
+        one."""
+        if self.terms is None:
+            return NO_HOST
+        key = (batch.decode_count + len(batch.prefill), batch.sampled, bool(batch.prefill))
+        kept = self._hosts.get(key)
+        if kept is not None:
+            return kept
+        host = self.terms.host(batch)
+        if self.terms.launch_per_kernel:
+            kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
+            kernels += sum(mixture.decoding.launches(False) for mixture in self._mixtures)
+            host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
+        if batch.prefill:
+            eager = sum(self.terms.eager_ns(stage.layers, stage.mixtures) for stage in self._stages)
+            host = host._replace(launching=max(host.launching, int(eager + 0.5)))
+        if not self.terms.launch_per_kernel:
+            self._hosts[key] = host
         return host
 
     def price(self, batch: Batch) -> Price:

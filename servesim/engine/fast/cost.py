@@ -20,11 +20,8 @@ class OverRun(Protocol):
     host: Host
     """Host time of each step."""
 
-    def at(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the GPU ns at each sum."""
-
-    def split(self, contexts: NDArray[np.int64]) -> Split | NDArray[np.int64]:
-        """Return the sources of these times: of shape (steps, 4) where a `Split` cannot express them."""
+    def price(self, contexts: NDArray[np.int64]) -> tuple[NDArray[np.int64], Split | NDArray[np.int64]]:
+        """Return the GPU ns at each sum, and their sources: of shape (steps, 4) where a `Split` cannot express them."""
 
 
 class RunCost(Protocol):

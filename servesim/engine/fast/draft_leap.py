@@ -142,7 +142,7 @@ class DraftLeap(Run):
             split: Split | Rows = np.array([price.sources for price in prices])
             host = cost.host(batch)  # counts do not change along the run
         else:
-            gpu, split, host = over.at(contexts), over.split(contexts), over.host
+            (gpu, split), host = over.price(contexts), over.host
         depth = len(in_flight)
         ends = np.empty(depth + m, dtype=np.int64)
         ends[:depth] = [step.end_ns for step in in_flight]
@@ -251,9 +251,13 @@ class DraftLeap(Run):
 
 
 def _real(core: FastCore) -> int:
-    """Return 1 if the first step in flight must be delivered request by request, else 0."""
+    """Return 1 if the first step in flight must be delivered request by request, else 0. It need not be because of
+    requests that have ended since."""
     first, last, before = core.in_flight[0], core.in_flight[-1], core.committed_ns
-    if first.sampled != last.sampled or not _verifies(first, last.batch.drafts // len(last.sampled)):
+    if not _verifies(first, last.batch.drafts // len(last.sampled)):
+        return 1
+    here = first.sampled
+    if here != last.sampled and [request for request in here if request.state < State.FINISHED] != last.sampled:
         return 1
     return int(any(request._last_token_ns != before for request in last.sampled))
 

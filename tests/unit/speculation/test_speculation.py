@@ -111,7 +111,7 @@ def test_steps_priced_by_their_contexts_cost_what_each_of_them_does(
     batches = [verification(added) for added in sorted(more)]
     over = model.over_contexts(batches[0])
     assert over is not None
-    found = over.at(np.array([batch.decode_context_sum for batch in batches]))
+    found, _ = over.price(np.array([batch.decode_context_sum for batch in batches]))
     assert found.tolist() == [int(model.gpu_run(batch, 1)[0]) for batch in batches]
 
 
