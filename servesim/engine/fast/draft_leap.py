@@ -113,17 +113,22 @@ class DraftLeap(Run):
         self._ahead = beyond  # computed tokens per request beyond the known ones after a plan
 
     @classmethod
-    def prepare(cls, core: FastCore, cost: CostModel, runs: RunCost, horizon_ns: int | None) -> DraftLeap | None:
-        """Return the longest run from here, or None if the next planning point must be real."""
+    def prepare(
+        cls, core: FastCore, cost: CostModel, runs: RunCost, now: int, horizon_ns: int | None
+    ) -> DraftLeap | None:
+        """Return the longest run from here, or None if the next planning point must be real. The run will be cut off
+        `horizon_ns` from now in any case."""
         in_flight = core.in_flight
         last = in_flight[-1]
         requests, batch, memory = last.sampled, last.batch, core.memory
         if memory is None:
             return None
-        n, m = len(requests), min(MOST, core.until - core.next_step_id)
+        n, m, depth = len(requests), min(MOST, core.until - core.next_step_id), len(in_flight)
         if horizon_ns is not None:
+            if in_flight[0].end_ns >= now + horizon_ns:
+                return None
             m = min(m, horizon_ns // (last.end_ns - last.start_ns) + 2)
-        placeholders = len(in_flight) * (1 + batch.drafts // n)
+        placeholders = depth * (1 + batch.drafts // n)
         ahead = _look_ahead(core, m, placeholders) if m >= 1 else None
         if ahead is None:
             return None
@@ -132,7 +137,8 @@ class DraftLeap(Run):
         m = memory.rounds_that_fit(requests, known, beyond + core.lookahead, m)
         if m < 1:
             return None
-        contexts = np.full(m, n * beyond, dtype=np.int64)
+        contexts = np.zeros(m, dtype=np.int64)
+        contexts += n * beyond
         for walk, i in zip(ahead.walks, ahead.starts, strict=True):
             contexts += walk.counts[i + one : i + one + m]
         over = runs.over_contexts(batch)
@@ -143,7 +149,6 @@ class DraftLeap(Run):
             host = cost.host(batch)  # counts do not change along the run
         else:
             (gpu, split), host = over.price(contexts), over.host
-        depth = len(in_flight)
         ends = np.empty(depth + m, dtype=np.int64)
         ends[:depth] = [step.end_ns for step in in_flight]
         ends[depth:] = cost.run_ns(gpu, host)
