@@ -113,11 +113,8 @@ class DraftLeap(Run):
         self._ahead = beyond  # computed tokens per request beyond the known ones after a plan
 
     @classmethod
-    def prepare(
-        cls, core: FastCore, cost: CostModel, runs: RunCost, now: int, horizon_ns: int | None
-    ) -> DraftLeap | None:
-        """Return the longest run from here, or None if the next planning point must be real. The run will be cut off
-        `horizon_ns` from now in any case."""
+    def prepare(cls, core: FastCore, cost: CostModel, runs: RunCost, horizon_ns: int | None) -> DraftLeap | None:
+        """Return the longest run from here, or None if the next planning point must be real."""
         in_flight = core.in_flight
         last = in_flight[-1]
         requests, batch, memory = last.sampled, last.batch, core.memory
@@ -125,8 +122,6 @@ class DraftLeap(Run):
             return None
         n, m, depth = len(requests), min(MOST, core.until - core.next_step_id), len(in_flight)
         if horizon_ns is not None:
-            if in_flight[0].end_ns >= now + horizon_ns:
-                return None
             m = min(m, horizon_ns // (last.end_ns - last.start_ns) + 2)
         placeholders = depth * (1 + batch.drafts // n)
         ahead = _look_ahead(core, m, placeholders) if m >= 1 else None

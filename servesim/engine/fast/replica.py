@@ -125,9 +125,7 @@ class FastReplica(Replica):
             if not core.lockstep.members:
                 return None
             return LockstepLeap.prepare(core, self._runs, self.clock.ns, self.horizon(), 0)
-        if not can_run(core):
-            return None
-        return DraftLeap.prepare(core, self.cost, self._runs, self.clock.ns, self.horizon())
+        return DraftLeap.prepare(core, self.cost, self._runs, self.horizon()) if can_run(core) else None
 
     def _complete(self, event: Event) -> None:
         leap = self.leap
