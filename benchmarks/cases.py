@@ -169,6 +169,49 @@ def _routers() -> dict[str, Case]:
     return cases
 
 
+DRAFTS: dict[str, dict[str, Any]] = {
+    "eagle": {"speculation": "eagle:k=3"},
+    "ngram": {"speculation": "ngram"},
+    "draft-model": {"speculation": "draft-model:model=llama-3.2-1b"},
+    "medusa": {"speculation": "medusa:k=3,width=2"},
+    "hash": {"speculation": "eagle:k=3", "kv": "prefix-hash"},
+    "pp": {"speculation": "eagle:k=3", "pp": 2},
+    "none": {},
+}
+"""Settings of drafts whose speed is compared with none's, by the end of their case's name."""
+
+
+def _drafts() -> dict[str, Case]:
+    conv = {**PAGED, "trace": "preset:azure-conv-2023", "requests": 4_000}
+    return {
+        f"drafts-{name}": Case(f"preset azure-conv-2023, drafts: {name}", {**conv, **settings}, group="drafts")
+        for name, settings in DRAFTS.items()
+    }
+
+
+QUEUES = {
+    "vllm": "vllm:max_num_seqs=16",
+    "srpt-oracle": "srpt-oracle:max_num_seqs=16",
+    "fastserve": "fastserve:max_num_seqs=16",
+    "transformers": "transformers:max_num_seqs=16",
+    "user": f"{OWN}:Fcfs",
+}
+"""Schedulers whose cost per request must not grow with the queue, by the beginning of their cases' names."""
+
+
+def _queues() -> dict[str, Case]:
+    """Return bursts of requests that wait for one of 16 places (`user`: of vLLM's number)."""
+    trace = "synth:rate=1000000,prompt=uniform(16,64),output=uniform(4,12)"
+    burst: dict[str, Any] = {**PAGED, "trace": trace, "engine": {"ignore_memory": True}}
+    return {
+        f"queue-{name}-{n}": Case(
+            f"{n:,} at once, {name}", {**burst, "requests": n, "scheduler": scheduler}, group="queues"
+        )
+        for name, scheduler in QUEUES.items()
+        for n in (1_000, 5_000, 20_000)
+    }
+
+
 def _quick() -> dict[str, Case]:
     """Return cases of a second or less each, from what the project holds."""
     conv: dict[str, Any] = {"trace": "preset:azure-conv-2023"}
@@ -183,4 +226,7 @@ def _quick() -> dict[str, Case]:
     }
 
 
-CASES: dict[str, Case] = {**_table(), **_policies(), **_series(), **_streams(), **_routers(), **_quick(), **_out()}
+CASES: dict[str, Case] = {
+    **_table(), **_policies(), **_series(), **_streams(), **_quick(),
+    **_routers(), **_drafts(), **_queues(), **_out(),
+}  # fmt: skip

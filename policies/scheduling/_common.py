@@ -34,5 +34,5 @@ def refuse_if_hopeless(scheduler: Scheduler, ctx: PlanContext, request: Request)
     if scheduler.running or ctx.plan.tokens or scheduler.kv.held_tokens:
         return False
     ctx.reject(request, "needs more KV memory than the scheduler ever allocates to a request")
-    scheduler.waiting.remove(request)
+    scheduler.drop_waiter(request)
     return True

@@ -8,8 +8,11 @@ advance.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
 
 from servesim.contracts import KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.params import SchedulerParams, check_least, check_share
@@ -52,6 +55,12 @@ class _Job:
     """Number of iterations already used of the request's quantum."""
     ran: int = 0
     """Iteration in which the request last ran, or in which it arrived."""
+    watched: bool = False
+    """Whether the request is among those that may starve."""
+
+
+_Place = tuple[int, int, int, Request]
+"""Queue, iteration at which the request entered it, row, and the request: the lowest runs first."""
 
 
 @schedulers.register("fastserve")
@@ -65,7 +74,10 @@ class FastServe(Scheduler):
 
     def __init__(self, params: FastServeParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
+        self.waiting: dict[Request, None] = {}
         self.jobs: dict[Request, _Job] = {}
+        self._order: list[_Place] = []  # all jobs, the next to run first
+        self._watched: list[tuple[int, int, Request]] = []  # heap of jobs below the highest queue: (ran, row, request)
         self.iteration = 0
         self._next_step = 0  # id of the step after the last one planned
         self.keep_free = int(params.free_fraction * kv.capacity_tokens)
@@ -74,34 +86,45 @@ class FastServe(Scheduler):
         self._catch_up(ctx.step_id - self._next_step)
         self.iteration += 1
         self._promote_starved()
-        ranked = sorted(self.jobs, key=self._rank)
-        left = self._decode(ctx, ranked)
-        served = ranked[: len(ranked) - len(left)]
-        budget = self.limits.max_num_batched_tokens - len(served)
-        holders = [(i, r) for i, r in enumerate(left) if r.state is State.RUNNING and pending(r)] if left else []
-        for i, request in enumerate(left):
+        served = self._decode(ctx)
+        if served and len(served) == len(self._order):
+            tokens = dict.fromkeys(served, 1)
+        else:
+            self._run_each(ctx, len(served))
+            self._swap_ahead(ctx)
+            tokens = ctx.plan.tokens
+        for request in tokens:
+            self._account(request, tokens[request])
+        self._next_step = ctx.step_id + (ctx.num_tokens > 0)
+        return ctx.plan
+
+    def _decode(self, ctx: PlanContext) -> list[Request]:
+        """Serve requests in bulk while all of them run in every iteration, because queues then affect only their order.
+        Return the requests served."""
+        limits = self.limits
+        most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        if self.waiting or not self._order or len(self._order) > most:
+            return []
+        ranked = [request for *_, request in self._order]
+        until_demotion = min(self._quantum(job.queue) - job.used for job in self.jobs.values())
+        left = ctx.decode(ranked, most, steps=until_demotion - 1)
+        return ranked[: len(ranked) - len(left)]
+
+    def _run_each(self, ctx: PlanContext, served: int) -> None:
+        """Run requests in order while there is room, besides the first `served`."""
+        budget, last = self.limits.max_num_batched_tokens - served, len(self._order) - 1
+        refused = []
+        for at, (*_, request) in enumerate(islice(self._order, served, None), served):
             if len(ctx.plan.tokens) == self.limits.max_num_seqs or budget <= 0:
                 break
             if request.state is State.RUNNING and not pending(request):
                 continue  # in flight
-            budget -= self._run(ctx, request, i, holders, budget)
-        tokens = ctx.plan.tokens if left else dict.fromkeys(served, 1)
-        for request in tokens:
-            self._account(request, tokens[request])
-        if left:
-            self._swap_ahead(ctx, ranked)
-        self._next_step = ctx.step_id + (ctx.num_tokens > 0)
-        return ctx.plan
-
-    def _decode(self, ctx: PlanContext, ranked: list[Request]) -> Sequence[Request]:
-        """Serve requests in bulk while all of them run in every iteration, because queues then affect only their order.
-        Return the requests not served."""
-        limits = self.limits
-        most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        if self.waiting or not ranked or len(ranked) > most:
-            return ranked
-        until_demotion = min(self._quantum(job.queue) - job.used for job in self.jobs.values())
-        return ctx.decode(ranked, most, steps=until_demotion - 1)
+            last = self._run(ctx, at, last, budget)
+            budget -= ctx.plan.tokens.get(request, 0)
+            if request.state is State.REJECTED:
+                refused.append(request)
+        for request in refused:
+            self._leave(request)
 
     def _catch_up(self, steps: int) -> None:
         """Account for bulk-planned iterations, in which all requests ran."""
@@ -111,22 +134,24 @@ class FastServe(Scheduler):
             job.used += steps
             job.ran = self.iteration
 
-    def _rank(self, request: Request) -> tuple[int, int, int]:
+    def _place(self, request: Request) -> _Place:
         job = self.jobs[request]
-        return job.queue, job.since, request.row
+        return job.queue, job.since, request.row, request
 
-    def _run(
-        self, ctx: PlanContext, request: Request, place: int, holders: list[tuple[int, Request]], budget: int
-    ) -> int:
-        """Run as much of a request as possible. If memory is short, evict the `holders` ranked below it, last first,
-        and remove them from the list. Return the number of scheduled tokens."""
+    def _run(self, ctx: PlanContext, at: int, last: int, budget: int) -> int:
+        """Run as much of the request at place `at` as possible. If memory is short, evict those that hold some and are
+        ranked below it, last first. None after place `last` holds any; return the new such place."""
+        request = self._order[at][-1]
         while not self._start(ctx, request, budget):
-            if not holders or holders[-1][0] <= place:
-                return 0
-            if not self._evict(ctx, holders[-1][1], request.state is State.RUNNING):
-                return 0
-            holders.pop()
-        return ctx.plan.tokens.get(request, 0)
+            while last > at and not self._holds(self._order[last][-1]):
+                last -= 1
+            if last <= at or not self._evict(ctx, self._order[last][-1], request.state is State.RUNNING):
+                return last
+        return last
+
+    def _holds(self, request: Request) -> bool:
+        """Return whether a request holds memory that may be taken from it."""
+        return request.state is State.RUNNING and pending(request) > 0
 
     def _start(self, ctx: PlanContext, request: Request, budget: int) -> bool:
         """Schedule a request; return False if memory is short."""
@@ -138,11 +163,8 @@ class FastServe(Scheduler):
         else:
             hit = ctx.lookup(request)
             if not ctx.admit(request, min(request.num_tokens - hit.num_tokens, budget), hit):
-                if refuse_if_hopeless(self, ctx, request):
-                    del self.jobs[request]
-                    return True
-                return False
-        self.waiting.remove(request)
+                return refuse_if_hopeless(self, ctx, request)
+        del self.waiting[request]
         self.running.append(request)
         return True
 
@@ -154,21 +176,21 @@ class FastServe(Scheduler):
                 return False
             ctx.preempt(victim)
         self.running.remove(victim)
-        self.waiting.append(victim)
+        self.waiting[victim] = None
         return True
 
-    def _swap_ahead(self, ctx: PlanContext, ranked: Sequence[Request]) -> None:
+    def _swap_ahead(self, ctx: PlanContext) -> None:
         """Swap out requests that are not in this plan, starting with those that will run last (at the end of the lowest
         queue), until new requests have room."""
-        for victim in reversed(ranked):
+        for *_, victim in reversed(self._order):
             if self.kv.usage().free >= self.keep_free:
                 break
-            if victim.state is not State.RUNNING or victim in ctx.plan.tokens or not pending(victim):
+            if victim in ctx.plan.tokens or not self._holds(victim):
                 continue
             if not ctx.swap_out(victim):
                 break
             self.running.remove(victim)
-            self.waiting.append(victim)
+            self.waiting[victim] = None
 
     # Queues.
 
@@ -192,23 +214,55 @@ class FastServe(Scheduler):
         job.ran = self.iteration
         job.used += self._prefill_iterations(tokens)
         if job.used >= self._quantum(job.queue):
-            lowest = self.params.num_queues - 1
-            job.queue, job.since, job.used = min(job.queue + 1, lowest), self.iteration, 0
+            self._move(request, min(job.queue + 1, self.params.num_queues - 1))
+
+    def _move(self, request: Request, queue: int) -> None:
+        """Put a request last in a queue, with a whole quantum."""
+        del self._order[bisect_left(self._order, self._place(request))]
+        job = self.jobs[request]
+        job.queue, job.since, job.used = queue, self.iteration, 0
+        self._enter(request, job)
+
+    def _enter(self, request: Request, job: _Job) -> None:
+        insort(self._order, self._place(request))
+        if job.queue and not job.watched:
+            job.watched = True
+            heappush(self._watched, (job.ran, request.row, request))
+
+    def _leave(self, request: Request) -> None:
+        del self._order[bisect_left(self._order, self._place(request))]
+        del self.jobs[request]
 
     def _promote_starved(self) -> None:
-        for job in self.jobs.values():
-            if job.queue and self.iteration - job.ran > self.params.starve_limit:
-                job.queue, job.since, job.used, job.ran = 0, self.iteration, 0, self.iteration
+        watched, since = self._watched, self.iteration - self.params.starve_limit
+        while watched and watched[0][0] < since:
+            _, row, request = heappop(watched)
+            job = self.jobs.get(request)
+            if job is None:
+                continue
+            if job.queue and job.ran >= since:
+                heappush(watched, (job.ran, row, request))
+                continue
+            job.watched = False
+            if job.queue:
+                job.ran = self.iteration
+                self._move(request, 0)
 
     def on_arrival(self, request: Request) -> None:
-        super().on_arrival(request)
+        self.waiting[request] = None
         queue = self._queue_for(self._prefill_iterations(request.prompt_len))
-        self.jobs[request] = _Job(queue, self.iteration, 0, self.iteration)
+        job = self.jobs[request] = _Job(queue, self.iteration, 0, self.iteration)
+        self._enter(request, job)
 
     def on_finish(self, requests: Sequence[Request]) -> None:
         super().on_finish(requests)
         for request in requests:
-            del self.jobs[request]
+            self._leave(request)
+
+    def drop_waiter(self, request: Request) -> None:
+        if request not in self.waiting:
+            raise ValueError(f"{request} is not there")
+        del self.waiting[request]
 
     def waiters(self) -> Iterator[Request]:
-        return iter(sorted(self.waiting, key=self._rank))
+        return iter(sorted(self.waiting, key=self._place))

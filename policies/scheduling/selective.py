@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, ClassVar
 
 from servesim.contracts import Defaults, Hit, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
@@ -109,25 +109,29 @@ class Selective(Scheduler):
             if new := self._piece(pending(request), budget):
                 ctx.extend(request, new)
                 budget -= new
+        owed = sum(self._short(r) for r in ctx.fetched if r.state < State.FINISHED)
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
             slots = request.prompt_len + request.max_tokens
             hit = ctx.lookup(request)
-            if ctx.connector is not None and (taken := self._fetch(ctx, request, hit)) is not None:
+            if ctx.connector is not None and (taken := self._fetch(ctx, request, hit, owed)) is not None:
                 if not taken:
                     break
                 self.waiting.popleft()
+                owed += self._short(request)
                 continue
             left = request.num_tokens - hit.num_tokens
             new = self._piece(left, budget) or (0 if self.params.enable_chunked_context or ctx.plan.admitted else left)
             if not new:
                 break
             unused = 0 if self.kv.reserves else slots - request.num_tokens + left - new
+            waited = self._short(request) if request in ctx.fetched else 0
             if self.n_rsrv + slots > self.n_slots or not ctx.admit(request, new, hit, lookahead=unused):
                 if refuse_if_hopeless(self, ctx, request):
                     continue
                 break
             self.n_rsrv += slots
+            owed -= waited
             budget -= new
             self.running.append(self.waiting.popleft())
         return ctx.plan
@@ -163,18 +167,22 @@ class Selective(Scheduler):
             self.waited = self.waited + 1 if waits else 0
         return waits
 
-    def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
+    def _short(self, request: Request) -> int:
+        """Return the slots that a request needs at its maximum length beyond those it has, in whole blocks."""
+        size = self.kv.block_size
+        return -(-(request.prompt_len + request.max_tokens - self.kv.slots(request)) // size) * size
+
+    def _fetch(self, ctx: PlanContext, request: Request, hit: Hit, owed: int) -> bool | None:
         """If remote KV exists for the head of the queue, make it wait for that KV, once memory suffices for it and for
-        all other requests that wait for KV, each at its maximum length."""
-        size, slots = self.kv.block_size, self.kv.slots
-        live = [r for r in ctx.fetched if r.state < State.FINISHED]
-        owed = sum(-(-(r.prompt_len + r.max_tokens - slots(r)) // size) * size for r in live)
+        the `owed` slots that all other requests that wait for KV need, each at its maximum length."""
+        size = self.kv.block_size
         own = max(request.max_tokens - (-request.prompt_len % size), 0)
         return ctx.fetch(request, hit, owed=max(owed, 0) + -(-own // size) * size)
 
     def on_arrival(self, request: Request) -> None:
         if request.num_computed_tokens:  # its KV has arrived: goes before requests without memory
-            self.waiting.insert(sum(r.num_computed_tokens > 0 for r in self.waiting), request)
+            earlier = sum(1 for _ in takewhile(lambda r: r.num_computed_tokens > 0, self.waiting))
+            self.waiting.insert(earlier, request)
         else:
             super().on_arrival(request)
 

@@ -26,12 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from servesim.contracts.kv import MISS, KVAllocator
 from servesim.contracts.params import SchedulerParams
 from servesim.contracts.plan import Plan, PlanContext
-from servesim.contracts.request import Request
+from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
 
 _SPARE = 2
@@ -95,15 +96,16 @@ class Transformers(Scheduler):
         self._starved, failed = [], False
         budget, most = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
         reads = self.kv.capacity_tokens  # KV tokens one batch can index
-        candidates = self._decode(ctx)
+        active = self._decode(ctx)
         if served := ctx.num_tokens:
             budget -= served
-            reads -= self.kv.held_tokens - sum(r.num_computed_tokens for r in candidates if r not in self._fresh)
-        for request in candidates:
+            reads -= self.kv.held_tokens - sum(r.num_computed_tokens for r in active)
+        admitted: list[Request] = []
+        for request in chain(active, () if self._closed else self.waiting):
             if budget == 0 or reads <= 0 or served >= most:
                 break
             free = self._free_blocks()
-            waits = request in self._fresh
+            waits = request.state is not State.RUNNING
             decodes = not waits and request not in self._prefilling
             if free < self._margin and served and not decodes:
                 break
@@ -120,8 +122,7 @@ class Transformers(Scheduler):
                     break
                 continue
             if waits:
-                self.waiting.remove(request)
-                self.running.append(request)
+                admitted.append(request)
             if new < remaining:
                 self._prefilling.add(request)
             else:
@@ -129,25 +130,23 @@ class Transformers(Scheduler):
             budget -= new
             reads -= past
             served += 1
+        for request in admitted:
+            self.waiting.remove(request)  # from near the head
+        self.running += admitted
         return failed
 
     def _decode(self, ctx: PlanContext) -> Sequence[Request]:
-        """Serve decodes in bulk if they come first and blocks are taken one at a time; return the other candidates."""
-        candidates = self._candidates()
-        if self.params.scheduler_type != "fifo" or self.kv.shares or self.kv.block_size <= _SPARE:
-            return candidates
-        decoding = candidates[: len(self.running) - len(self._prefilling)]
-        limits = self.limits
-        left = ctx.decode(decoding, min(limits.max_num_batched_tokens, limits.max_num_seqs))
-        return [*left, *candidates[len(decoding) :]]
-
-    def _candidates(self) -> list[Request]:
+        """Serve decodes in bulk if they come first and blocks are taken one at a time; return the other running
+        requests."""
         decoding = [r for r in self.running if r not in self._prefilling]
         under_way = [r for r in self.running if r in self._prefilling]
-        active = decoding + under_way if self.params.scheduler_type == "fifo" else under_way + decoding
-        fresh = [] if self._closed else list(self.waiting)
-        self._fresh = set(fresh)
-        return active + fresh
+        if self.params.scheduler_type != "fifo":
+            return under_way + decoding
+        if self.kv.shares or self.kv.block_size <= _SPARE:
+            return decoding + under_way
+        limits = self.limits
+        left = ctx.decode(decoding, min(limits.max_num_batched_tokens, limits.max_num_seqs))
+        return [*left, *under_way]
 
     def _grow(self, ctx: PlanContext, request: Request, new: int) -> bool:
         """Extend a request, allocating more blocks, with a margin, only if its current ones are too few."""

@@ -152,6 +152,7 @@ class Vllm(Scheduler):
         """Admit requests from the queue's front while budget and memory allow; move deferred ones to `deferred`."""
         params = self._rules
         uniform = params.num_speculative_tokens > 0 and self._only_decodes(ctx.plan)
+        owed: int | None = None
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
             hit = ctx.lookup(request)
@@ -159,12 +160,16 @@ class Vllm(Scheduler):
                 self._pop_head()
                 deferred.append(request)
                 continue
-            if ctx.connector is not None and (taken := self._fetch(ctx, request, hit)) is not None:
-                if not taken:
-                    return
-                self._pop_head()
-                continue
-            external = ctx.external(request, hit) if ctx.connector is not None else 0
+            external = 0
+            if ctx.connector is not None:
+                owed = self._owed(ctx) if owed is None else owed
+                if (taken := self._fetch(ctx, request, hit, owed)) is not None:
+                    if not taken:
+                        return
+                    self._pop_head()
+                    owed += self._short(request)
+                    continue
+                external = ctx.external(request, hit)
             known, base = request.num_tokens, hit.num_tokens + external
             new, drafts = known - base, 0
             if new == 1 and (base > 0 if uniform is None else uniform):
@@ -180,6 +185,7 @@ class Vllm(Scheduler):
                 return
             new = min(new, budget.left)
             drafts = min(drafts, new - 1)
+            waited = self._short(request) if request in ctx.fetched else 0
             admitted = ctx.admit(
                 request,
                 new,
@@ -194,24 +200,30 @@ class Vllm(Scheduler):
                 return
             self._pop_head()
             self.running.append(request)
+            if owed is not None:
+                owed += (self._short(request) if _begun(request) else 0) - waited
             budget.take(new)
 
-    def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
-        """Make the head of the queue wait for remote KV, if there is any. Prompts already in progress, locally or
-        remotely, keep the blocks that they still need."""
-        size, slots = self.kv.block_size, self.kv.slots
-        begun = [r for r in self.running if r.first_token_ns < 0 or r.num_preemptions or r.num_migrations]
-        short = [
-            min(r.num_tokens, self.limits.max_model_len) - slots(r)
-            for r in [*begun, *ctx.fetched]
-            if r.state < State.FINISHED
-        ]
+    def _owed(self, ctx: PlanContext) -> int:
+        """Return the slots that prompts in progress, locally or remotely, still need."""
+        begun = [r for r in self.running if _begun(r)]
+        return sum(self._short(r) for r in [*begun, *ctx.fetched] if r.state < State.FINISHED)
+
+    def _short(self, request: Request) -> int:
+        """Return the slots that a prompt needs beyond those it has, in whole blocks."""
+        size = self.kv.block_size
+        tokens = min(request.num_tokens, self.limits.max_model_len) - self.kv.slots(request)
+        return -(-tokens // size) * size if tokens > 0 else 0
+
+    def _fetch(self, ctx: PlanContext, request: Request, hit: Hit, owed: int) -> bool | None:
+        """Make the head of the queue wait for remote KV, if there is any. Prompts already in progress keep the `owed`
+        slots."""
         return ctx.fetch(
             request,
             hit,
             full_tokens=request.num_tokens if self._rules.scheduler_reserve_full_isl else 0,
             reserve=self._reserve if self.running else 0,
-            owed=sum(-(-tokens // size) * size for tokens in short if tokens > 0),
+            owed=owed,
         )
 
     def _only_decodes(self, plan: Plan) -> bool | None:
@@ -297,6 +309,11 @@ class Vllm(Scheduler):
 
     def _push(self, request: Request) -> None:
         heapq.heappush(self._heap, (request.priority, request.arrival_ns, request.name, request.row, request))
+
+
+def _begun(request: Request) -> bool:
+    """Return whether a running request may still compute its prompt."""
+    return request.first_token_ns < 0 or request.num_preemptions > 0 or request.num_migrations > 0
 
 
 schedulers.register("vllm")(Vllm)

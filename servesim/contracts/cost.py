@@ -190,6 +190,27 @@ class RunSources:
         return (0, 0, 0, 0)
 
 
+class Split:
+    """Sources of steps whose GPU times differ only in the attention of one segment of measurements."""
+
+    __slots__ = ("fixed", "less", "source")
+
+    def __init__(self, fixed: Sources, source: int, less: int) -> None:
+        self.fixed = fixed
+        """Nanoseconds by source that all steps share."""
+        self.source = source
+        """Source of the rest of a step's GPU time."""
+        self.less = less
+        """Part of a step's GPU time that is not the rest."""
+
+    def of(self, gpu_ns: int) -> Sources:
+        """Return the nanoseconds by source of a step."""
+        parts = [*self.fixed]
+        parts[self.source] += gpu_ns - self.less
+        a, b, c, d = parts
+        return a, b, c, d
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CostModel(ABC):
     """Durations of steps of one model on one device.

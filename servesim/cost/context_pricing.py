@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Host, Sources
+from servesim.contracts.cost import Host, Sources, Split
 from servesim.cost.curve import Curve, rounded, whole
 
 
@@ -27,6 +27,33 @@ class Pass(NamedTuple):
     """Sum of contexts of the pass minus that of the step."""
 
 
+class Segment:
+    """Range of context sums, from `low` to below `high`, in which each pass stays in its curve segment."""
+
+    __slots__ = ("base", "begin", "by_source", "high", "knots", "low", "slope", "sources", "start", "whole")
+
+    def __init__(self, attending: Sequence[tuple[float, Curve, int]], low: int, high: int) -> None:
+        pieces = []
+        of_passes = []
+        for base, curve, shift in attending:
+            i = bisect_right(curve.xs, low + shift) - 1
+            pieces.append((curve.xs[i], curve.slopes[i], base + curve.ys[i] + 0.5, shift))
+            of_passes.append(curve.segment_source[i])
+        self.low, self.high = low, high
+        self.sources = sorted(set(of_passes))
+        """Sources of the passes' curve segments."""
+        self.knots = frozenset(start - shift for start, _, _, shift in pieces)
+        """Context sums at which a pass is at a knot."""
+        self.whole = all(start.is_integer() for start, *_ in pieces)
+        table = np.array(pieces, dtype=np.float64).reshape(-1, 4)
+        self.start, self.slope, self.base = table[:, 0:1], table[:, 1:2], table[:, 2:3]
+        self.begin = self.start - table[:, 3:4]
+        self.by_source = np.zeros((len(pieces), 4), dtype=np.int64)
+        """1 for the source of each pass's attention."""
+        for row, source in enumerate(of_passes):
+            self.by_source[row, source] = 1
+
+
 class OverContexts:
     """Nanoseconds of steps as a function of their context sums. Each pass is rounded separately, and the results equal
     `curve.rounded` to the last bit."""
@@ -36,22 +63,22 @@ class OverContexts:
         self._passes = passes
         self._constant = sum(int(each.base + 0.5) for each in passes if each.curve is None)
         splits = [(whole(each.base, each.parts), each.curve) for each in passes]
-        self._fixed = [sum(sources[i] for (sources, _), _ in splits) for i in range(4)]
+        a, b, c, d = (sum(sources[i] for (sources, _), _ in splits) for i in range(4))
+        self._fixed: Sources = (a, b, c, d)
         """Time of all passes by source, without attention. The time of a pass minus its known part is then added to the
         source of its attention."""
         self._known = [known for (_, known), curve in splits if curve is not None]
         self._attending = [(each.base, each.curve, each.shift) for each in passes if each.curve is not None]
-        self._low = self._high = 0  # range in which each pass stays in its curve segment
         self._shift = np.array([[shift] for _, _, shift in self._attending], dtype=np.int64)
-        self._start = self._begin = self._slope = self._base = np.empty((len(self._attending), 1))
-        self._whole = True
-        self._segments: list[int] = []
-        """Sources of the passes' curve segments within the current range."""
+        knots = {ceil(x) - shift for _, curve, shift in self._attending for x in curve.xs}
+        self._knots = sorted(knot for knot in knots if knot > 0)
+        self._segments: dict[int, Segment] = {}
+        self._splits: dict[int, Split] = {}  # by source of the attention
 
     def one(self, context: int) -> tuple[int, Sources]:
         """Return the nanoseconds at one context sum, and their split by source."""
         ns = 0
-        sums = self._fixed.copy()
+        sums = [*self._fixed]
         for (base, curve, shift), known in zip(self._attending, self._known, strict=True):
             start, y, slope, source = curve.piece(context + shift)
             own = rounded(base, y, (context + shift - start) * slope)
@@ -60,54 +87,57 @@ class OverContexts:
         a, b, c, d = sums
         return ns + self._constant, (a, b, c, d)
 
-    def sources(self, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the split by source of `gpu`, the nanoseconds at non-decreasing context sums, of shape (sums, 4)."""
+    def price(self, contexts: NDArray[np.int64]) -> tuple[NDArray[np.int64], Split | NDArray[np.int64]]:
+        """Return the nanoseconds at non-decreasing context sums and their split by source, of shape (sums, 4) where
+        their attention has several sources."""
+        first = int(contexts[0])
+        segment = self._segment(first)
+        if int(contexts[-1]) >= segment.high:
+            cut = int(np.searchsorted(contexts, segment.high))
+            times, (more, _) = self._within(segment, contexts[:cut]), self.price(contexts[cut:])
+            return np.concatenate((self._sum(times), more)), self._split(contexts)
+        times = self._within(segment, contexts)
+        gpu = self._sum(times)
+        if first in segment.knots:
+            return gpu, self._split(contexts)
+        if len(segment.sources) > 1:
+            fixed = np.array(self._fixed, dtype=np.int64) - np.array(self._known, dtype=np.int64) @ segment.by_source
+            return gpu, times.T @ segment.by_source + fixed
+        (source,) = segment.sources or (0,)
+        if source not in self._splits:
+            self._splits[source] = Split(self._fixed, source, self._constant + sum(self._known))
+        return gpu, self._splits[source]
+
+    def _split(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the split by source at any context sums."""
         found = np.empty((len(contexts), 4), dtype=np.int64)
         found[:] = self._fixed
-        within = self._low <= contexts[0] and contexts[-1] < self._high and len(self._segments) == 1
-        if within and not (contexts == self._begin).any():
-            found[:, self._segments[0]] += gpu - (self._constant + sum(self._known))
-            return found
         at = np.arange(len(contexts))
         for (base, curve, shift), known in zip(self._attending, self._known, strict=True):
-            times, source = curve.rounded_at(base, contexts + shift)
-            found[at, source] += times - known
+            times, of_each = curve.rounded_at(base, contexts + shift)
+            found[at, of_each] += times - known
         return found
 
-    def at(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the nanoseconds at non-decreasing context sums."""
-        first, last = int(contexts[0]), int(contexts[-1])
-        if not self._low <= first < self._high:
-            self._seek(first)
-        if last < self._high:
-            return self._within(contexts)
-        cut = int(np.searchsorted(contexts, self._high))
-        return np.concatenate((self._within(contexts[:cut]), self.at(contexts[cut:])))
+    def _segment(self, context: int) -> Segment:
+        i = bisect_right(self._knots, context)
+        segment = self._segments.get(i)
+        if segment is None:
+            knots = self._knots
+            low, high = knots[i - 1] if i else 0, knots[i] if i < len(knots) else 1 << 62
+            segment = self._segments[i] = Segment(self._attending, low, high)
+        return segment
 
-    def _seek(self, context: int) -> None:
-        pieces, sources = [], set()
-        low, high = 0.0, inf
-        for base, curve, shift in self._attending:
-            i = bisect_right(curve.xs, context + shift) - 1
-            start = curve.xs[i]
-            pieces.append(((start,), (curve.slopes[i],), (base + curve.ys[i] + 0.5,)))
-            sources.add(curve.segment_source[i])
-            low = max(low, ceil(start) - shift)
-            if i + 1 < len(curve.xs):
-                high = min(high, ceil(curve.xs[i + 1]) - shift)
-        self._low, self._high = int(low), int(min(high, 1 << 62))
-        self._segments = sorted(sources)
-        if pieces:
-            self._start, self._slope, self._base = (np.array(column) for column in zip(*pieces, strict=True))
-            self._begin = self._start - self._shift
-            self._whole = all(start.is_integer() for (start,), *_ in pieces)
-
-    def _within(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _within(self, segment: Segment, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the nanoseconds of each pass with attention, of shape (passes, sums)."""
         # if knots are whole numbers, differences are exact, however they are computed
-        times = contexts - self._begin if self._whole else contexts + self._shift - self._start
-        times *= self._slope
-        times += self._base
-        total: NDArray[np.int64] = np.add.reduce(times.astype(np.int64), 0)
+        times = contexts - segment.begin if segment.whole else contexts + self._shift - segment.start
+        times *= segment.slope
+        times += segment.base
+        return times.astype(np.int64)
+
+    def _sum(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the nanoseconds of all passes."""
+        total: NDArray[np.int64] = np.add.reduce(times, 0)
         if self._constant:
             total += self._constant
         return total

@@ -39,8 +39,8 @@ class TableCostModel(CostModel):
     pipeline stage, and `prices` covers data-parallel ranks, which share the work of experts. Fast mode would spend most
     of its time pricing steps one by one, so three methods price many at once, equal to `price` to the nanosecond:
     `gpu_run` prices the next k steps of a batch; `decode_run` prices decode steps without drafts on a single stage,
-    from terms kept by number of sequences; `gpu_over` prices steps with drafts, whose contexts grow by the number of
-    accepted tokens.
+    from terms kept by number of sequences; `over_contexts` prices steps with drafts, whose contexts grow by the
+    number of accepted tokens.
     """
 
     def __init__(
@@ -117,18 +117,7 @@ class TableCostModel(CostModel):
             times += stage.run(passed, self._tokens(passed), k)
         return times
 
-    def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the GPU ns at each sum of contexts; see `RunCost.gpu_over`."""
-        over = self._over_contexts(batch)
-        return over.at(contexts) if over is not None else None
-
-    def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sources at each sum of contexts; see `RunCost.sources_over`."""
-        over = self._over_contexts(batch)
-        assert over is not None
-        return over.sources(contexts, gpu)
-
-    def _over_contexts(self, batch: Batch) -> OverContexts | None:
+    def over_contexts(self, batch: Batch) -> OverContexts | None:
         """Return the price of steps like `batch` as a function of the sum of their contexts, or None if it depends on
         more than that sum."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
@@ -157,37 +146,44 @@ class TableCostModel(CostModel):
 
     def host(self, batch: Batch) -> Host:
         """Return the GPU ns of successive steps; see the contract."""
-        if self._drafting is not None:
-            over = self._over_contexts(batch)
-            return over.host if over is not None else self._host(batch)
-        if self.terms is None:
-            return NO_HOST
-        if self.terms.launch_per_kernel:
-            return self._host(batch)
-        key = (batch.decode_count + len(batch.prefill), batch.sampled, bool(batch.prefill))
-        host = self._hosts.get(key)
-        if host is None:
-            host = self._hosts[key] = self._host(batch)
-        return host
+        if self._drafting is None:
+            return self._engine_host(batch)
+        over = self.over_contexts(batch)
+        return over.host if over is not None else self._host(batch)
 
     def _host(self, batch: Batch) -> Host:
-        host = self.terms.host(batch) if self.terms is not None else NO_HOST
-        if self.terms is not None and self.terms.launch_per_kernel:
-            kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
-            kernels += sum(mixture.decoding.launches(False) for mixture in self._mixtures)
-            host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
-        if self.terms is not None and batch.prefill:
-            eager = sum(self.terms.eager_ns(stage.layers, stage.mixtures) for stage in self._stages)
-            host = host._replace(launching=max(host.launching, int(eager + 0.5)))
+        """Return the host time, that of drafting included."""
+        host = self._engine_host(batch)
         if self._drafting is not None:
             drafting = self._drafting.speculator.host_ns(batch, batch.draft_k)
             if drafting:
                 host = host._replace(exposed=host.exposed + drafting)
         return host
 
+    def _engine_host(self, batch: Batch) -> Host:
+        """Return the host time without that of drafting, kept by its only inputs unless kernels are launched one by
+        one."""
+        if self.terms is None:
+            return NO_HOST
+        key = (batch.decode_count + len(batch.prefill), batch.sampled, bool(batch.prefill))
+        kept = self._hosts.get(key)
+        if kept is not None:
+            return kept
+        host = self.terms.host(batch)
+        if self.terms.launch_per_kernel:
+            kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
+            kernels += sum(mixture.decoding.launches(False) for mixture in self._mixtures)
+            host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
+        if batch.prefill:
+            eager = sum(self.terms.eager_ns(stage.layers, stage.mixtures) for stage in self._stages)
+            host = host._replace(launching=max(host.launching, int(eager + 0.5)))
+        if not self.terms.launch_per_kernel:
+            self._hosts[key] = host
+        return host
+
     def price(self, batch: Batch) -> Price:
         """Return the price of one step."""
-        over = self._over_contexts(batch) if self._drafting is not None else None
+        over = self.over_contexts(batch) if self._drafting is not None else None
         if over is not None:
             gpu, of_source = over.one(batch.decode_context_sum)
             return Price(self.step_ns(gpu, over.host), gpu, over.host, of_source)

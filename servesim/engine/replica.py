@@ -22,8 +22,8 @@ from servesim.records.recorder import Recorder
 from servesim.records.step import Step
 
 UNREAD = 64
-"""Number of recorded arrivals at which those that a plan has already seen are dropped. Arrivals are recorded while
-steps are in flight."""
+"""Number of recorded arrivals from which those that a plan has already seen are dropped, each time their number has
+doubled. Arrivals are recorded while steps are in flight."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -65,6 +65,7 @@ class Replica:
         self._plan_due = False
         self._at_boundary: list[Callable[[], None]] = []
         self._unread: list[tuple[int, Request]] = []  # arrivals with steps in flight: (time, request)
+        self._most_unread = UNREAD
         self._wire(core)
 
     def _wire(self, core: EngineCore) -> None:
@@ -182,9 +183,10 @@ class Replica:
 
     def _came(self, request: Request) -> None:
         """Record a request that arrives while a step runs."""
-        if len(self._unread) >= UNREAD and self.core.in_flight:
+        if len(self._unread) >= self._most_unread and self.core.in_flight:
             last = self.core.in_flight[-1].planned_ns
             self._unread = [(ns, r) for ns, r in self._unread if ns > last]
+            self._most_unread = max(UNREAD, 2 * len(self._unread))
         self._unread.append((self.clock.ns, request))
 
     def give_up(self, request: Request, deadline: Deadline) -> None:

@@ -9,20 +9,25 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from mypy_extensions import mypyc_attr
-from numpy.typing import NDArray
 
 from servesim.contracts.cost import Sources, Times
 from servesim.contracts.request import Request
 from servesim.records.columns import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, Rows
+from servesim.records.draft_runs import LateRun, StepRun, late_rows, step_rows
 from servesim.records.row import Row
 from servesim.records.step import Late, Step
 
 FLUSH_CELLS = 1 << 20
 POOL_GAPS = 1 << 20
 STAGED = 1 << 14
+PUT_OFF = 1 << 17
+
+Build = Callable[[Any], tuple[Rows, list[int]]]
+"""Function that returns the rows of several runs of steps, and the number of rows of each."""
 
 
 class Numbers:
@@ -49,10 +54,17 @@ class Numbers:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Table:
-    """Rows of integers in fixed columns, kept in chunks or passed to a sink chunk by chunk."""
+    """Rows of integers in fixed columns, kept in chunks or passed to a sink chunk by chunk. `build` makes the rows of
+    runs that are put off."""
 
-    def __init__(self, columns: tuple[str, ...], sink: Callable[[Rows], None] | None = None) -> None:
+    def __init__(
+        self, columns: tuple[str, ...], sink: Callable[[Rows], None] | None = None, build: Build | None = None
+    ) -> None:
         self.columns = columns
+        self.build = build
+        self._runs: list[Any] = []  # put off
+        self._places: list[int] = []  # of each of them: the number of staged cells before it
+        self._cells_put_off = 0
         self._cells = Numbers()
         self._chunks: list[Rows] = []
         self._sink = sink or self._chunks.append
@@ -66,9 +78,28 @@ class Table:
         if len(staged) >= self._room:
             self._pack()
 
+    def put_off(self, run: Any, most: int) -> None:
+        """Add the rows of a run of steps, at most `most` of them, which are built later."""
+        self._runs.append(run)
+        self._places.append(len(self._cells.staged))
+        self._cells_put_off += most * len(self.columns)
+        if self._cells_put_off >= PUT_OFF:
+            self._pack()
+
     def _pack(self) -> None:
-        """Pack the staged cells, and pass on full chunks."""
-        self._cells.pack()
+        """Pack the staged cells and what was put off, in the order in which they were added, and pass on full
+        chunks."""
+        cells, width = self._cells, len(self.columns)
+        first = len(cells.packed)
+        cells.pack()
+        if self._runs:
+            assert self.build is not None
+            rows, counts = self.build(self._runs)
+            staged = np.frombuffer(cells.packed[first:], dtype=np.int64).reshape(-1, width)
+            places = np.repeat(np.array(self._places, dtype=np.int64) // width, counts)
+            del cells.packed[first:]
+            cells.packed.frombytes(np.insert(staged, places, rows, axis=0).tobytes())
+            self._runs, self._places, self._cells_put_off = [], [], 0
         self._hand_on()
 
     def _hand_on(self) -> None:
@@ -81,8 +112,8 @@ class Table:
     def extend(self, rows: Rows) -> None:
         """Add many rows."""
         cells = self._cells
-        if cells.staged:
-            cells.pack()
+        if cells.staged or self._runs:
+            self._pack()
         chunk = self._most // len(self.columns)
         for first in range(0, len(rows), chunk):
             cells.packed.frombytes(rows[first : first + chunk].tobytes())
@@ -119,8 +150,8 @@ class Recorder:
         """Create a recorder. `out_ns`: time that a token takes from the engine to the client, included in the times of
         requests. Records passed to a sink are not kept; `gap_sink` receives (ns ascending and distinct, counts)."""
         self._out_ns = out_ns
-        self.steps = Table(STEP_COLUMNS, step_sink)
-        self.deliveries = Table(LATE_COLUMNS, late_sink)
+        self.steps = Table(STEP_COLUMNS, step_sink, step_rows)
+        self.deliveries = Table(LATE_COLUMNS, late_sink, late_rows)
         self.requests = Table(REQUEST_COLUMNS, request_sink)
         self.reasons: dict[int, str] = {}
         """Finish reason or rejection reason by row; the request sink may drop the reasons of rows it has received."""
@@ -162,12 +193,12 @@ class Recorder:
             self.steps.add(row.cells(replica))
         self._last[replica] = Row(first, k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns, sources)
 
-    def rows(self, replica: int, rows: Rows) -> None:
-        """Add separate rows, none of which continues another."""
+    def verified(self, replica: int, run: StepRun) -> None:
+        """Record steps with drafts, none of which continues another."""
         row = self._last.pop(replica, None)
         if row is not None:
             self.steps.add(row.cells(replica))
-        self.steps.extend(rows)
+        self.steps.put_off(run, run.count)
 
     def open_row(self, replica: int) -> Row | None:
         """Return the row that decode steps may extend, or None if there is none."""
@@ -230,20 +261,13 @@ class Recorder:
         self.deliveries.extend(late)
         self.gap(now - since, len(rows))
 
-    def deliver(self, rows: list[int], gains: NDArray[np.uint8], ends: Rows, before: int, at_once: int) -> None:
-        """Record steps that end at `ends` and deliver `gains` tokens, of shape (rows, steps), to `rows`; in total, they
-        deliver `at_once` more tokens than one per row and step. All requests got their previous tokens at `before`."""
-        since = np.empty_like(ends)
-        since[0], since[1:] = before, ends[:-1]
-        by_step = gains.T
-        step, which = (by_step > 1).nonzero()
-        late = np.empty((len(step), len(LATE_COLUMNS)), dtype=np.int64)
-        late[:, 0], late[:, 1], late[:, 2] = np.array(rows)[which], ends[step], since[step]
-        late[:, 3] = by_step[step, which]
-        self.deliveries.extend(late)
-        self.gaps(ends - since, len(rows))
+    def deliver(self, run: LateRun, gaps: list[int], at_once: int) -> None:
+        """Record the deliveries of steps, whose ends are `gaps` ns apart; in total, they deliver `at_once` more tokens
+        than one per request and step."""
         if at_once:
+            self.deliveries.put_off(run, len(run.gains))
             self.gap(0, at_once)
+        self.gaps(gaps, len(run.rows))
 
     def leave(self, request: Request, replica: int) -> None:
         """Record a request that has finished or was rejected."""

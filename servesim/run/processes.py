@@ -164,8 +164,8 @@ def _answer(worker: subprocess.Popen[bytes]) -> Share:
 class _Dated(Table):
     """A table that records the time at which each row was added."""
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        super().__init__(columns)
+    def __init__(self, table: Table) -> None:
+        super().__init__(table.columns, build=table.build)
         self.ns = array("q")
         self.cluster: Cluster | None = None
         self.closing = False
@@ -181,6 +181,10 @@ class _Dated(Table):
         self.ns.extend([self.cluster.now_ns] * len(rows))
         super().extend(rows)
 
+    def put_off(self, run: Any, most: int) -> None:
+        assert self.build is not None
+        self.extend(self.build([run])[0])
+
     def dated(self) -> tuple[Rows, Rows]:
         """Return all rows and their times."""
         return self.array(), np.array(self.ns, dtype=np.int64)
@@ -192,7 +196,7 @@ class _DatedRecorder(Recorder):
 
     def __init__(self, out_ns: int) -> None:
         super().__init__(out_ns=out_ns)
-        self.steps, self.deliveries = _Dated(self.steps.columns), _Dated(self.deliveries.columns)
+        self.steps, self.deliveries = _Dated(self.steps), _Dated(self.deliveries)
 
     def close(self) -> None:
         self.steps.closing = True

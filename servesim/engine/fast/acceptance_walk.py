@@ -3,8 +3,13 @@ in advance."""
 
 from __future__ import annotations
 
+from itertools import accumulate
+
+import numpy as np
+
 from servesim.contracts.acceptance import AcceptanceModel
 from servesim.contracts.request import Request
+from servesim.records.columns import Rows
 
 AHEAD = 256  # tokens
 DEEPEST = 254
@@ -15,13 +20,23 @@ class Walk:
     """Numbers of tokens that successive steps deliver to a request with `tokens` known tokens: `gains[index]`,
     `gains[index + 1]`, ..."""
 
-    __slots__ = ("_until", "depth", "gains", "index", "tokens")
+    __slots__ = ("_counts", "depth", "gains", "index", "known", "tokens")
 
     def __init__(self, depth: int, tokens: int) -> None:
         self.depth = depth
-        self.tokens = self._until = tokens
+        self.tokens = tokens
         self.gains = b""
+        self.known = [tokens]
+        """Known tokens before each step, and after the last one."""
+        self._counts = np.empty(0, dtype=np.int64)
         self.index = 0
+
+    @property
+    def counts(self) -> Rows:
+        """`known` as an array."""
+        if len(self._counts) < len(self.known):
+            self._counts = np.array(self.known, dtype=np.int64)
+        return self._counts
 
     @staticmethod
     def of(request: Request, tokens: int, depth: int) -> Walk:
@@ -31,19 +46,18 @@ class Walk:
             walk = request._walk = Walk(depth, tokens)
         return walk
 
-    def delivers(self, tokens: int, depth: int, gained: int) -> bool:
-        """Return whether the next step starts from `tokens` known tokens with that depth and delivers `gained`
-        tokens."""
-        known = self.tokens == tokens and self.depth == depth and self.index < len(self.gains)
-        return known and self.gains[self.index] == gained
+    def delivers(self, tokens: int, after: int) -> bool:
+        """Return whether the next step starts from `tokens` known tokens and leads to `after`."""
+        return self.tokens == tokens and self.index < len(self.gains) and self.known[self.index + 1] == after
 
     def see(self, request: Request, first: int, steps: int, acceptance: AcceptanceModel, width: int) -> int:
         """Return how many of `steps` steps, starting with index `first`, do not end the request. Compute the gains of
         these steps and of the next one."""
-        need = first + steps + 1
-        while len(self.gains) < need and self._until < request._end_tokens:
-            start, end = self._until - request.prompt_len, request._end_tokens - request.prompt_len
+        need, until = first + steps + 1, self.known[-1]
+        while len(self.gains) < need and until < request._end_tokens:
+            start, end = until - request.prompt_len, request._end_tokens - request.prompt_len
             gains = acceptance.walk(request, start, min(start + AHEAD, end), self.depth, width)
             self.gains += bytes(gains)
-            self._until += sum(gains)
-        return min(steps, len(self.gains) - first - 1) if self._until >= request._end_tokens else steps
+            self.known += list(accumulate(gains, initial=until))[1:]
+            until = self.known[-1]
+        return min(steps, len(self.gains) - first - 1) if until >= request._end_tokens else steps

@@ -8,10 +8,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Batch, CostModel, RunSources, Sources, Times
+from servesim.contracts.cost import Batch, CostModel, Host, RunSources, Sources, Split, Times
 
 Run = tuple[Times, Times, int, RunSources]
 """GPU ns of each step, total ns of each step, host ns of one step, and the sources of the GPU times."""
+
+
+class OverRun(Protocol):
+    """Prices of steps as functions of the sums of their contexts, which never decrease."""
+
+    host: Host
+    """Host time of each step."""
+
+    def price(self, contexts: NDArray[np.int64]) -> tuple[NDArray[np.int64], Split | NDArray[np.int64]]:
+        """Return the GPU ns at each sum, and their sources: of shape (steps, 4) where a `Split` cannot express them."""
 
 
 class RunCost(Protocol):
@@ -21,12 +31,9 @@ class RunCost(Protocol):
         """Price successive steps of a batch, perhaps padded, that holds only decodes of one token each. Price as many
         steps as would begin within `until_ns` (if all took as long as the first), at least one and at most `most`."""
 
-    def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the GPU ns of decode steps that differ from `batch` only in their contexts, given the sums of those
-        contexts, which never decrease. Return None if the sums do not determine the times."""
-
-    def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sources of the `gpu` times that `gpu_over` returned, of shape (steps, 4)."""
+    def over_contexts(self, batch: Batch) -> OverRun | None:
+        """Return the prices of decode steps that differ from `batch` only in their contexts. Return None if the sums of
+        these do not determine the times."""
 
 
 class PlainRuns:
@@ -39,13 +46,9 @@ class PlainRuns:
         """See `RunCost`."""
         return plain_run(self._cost, batch, most, until_ns)
 
-    def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def over_contexts(self, batch: Batch) -> OverRun | None:
         """See `RunCost`."""
         return None
-
-    def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `RunCost`."""
-        raise NotImplementedError
 
 
 def runs_of(cost: CostModel) -> RunCost:

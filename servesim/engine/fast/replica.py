@@ -130,7 +130,7 @@ class FastReplica(Replica):
             if not core.lockstep.members:
                 return None
             return LockstepLeap.prepare(core, self._runs, self.clock.ns, self.horizon(), 0)
-        return DraftLeap.prepare(core, self.cost, self.horizon()) if can_run(core) else None
+        return DraftLeap.prepare(core, self.cost, self._runs, self.horizon()) if can_run(core) else None
 
     def _complete(self, event: Event) -> None:
         leap = self.leap

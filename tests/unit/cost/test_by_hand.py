@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from servesim.contracts.cost import NO_HOST, Batch
+from servesim.contracts.cost import NO_HOST, Batch, Split
 from servesim.cost.attention import GridAttention, prefill_ns
 from servesim.cost.build import build_cost_model
 from servesim.cost.context_pricing import OverContexts, Pass
@@ -108,6 +108,12 @@ def test_several_prompt_pieces_read_the_mean_of_their_contexts() -> None:
     assert prefill_ns(attention(), [(2, 998), (4, 1996)], True)[0] == 100 * 1000 + 100 * 2000  # each by itself
 
 
+def sources_of(over: OverContexts, contexts: np.ndarray, gpu: list[int]) -> list[list[int]]:
+    """Return the sources at contexts whose nanoseconds are `gpu`."""
+    _, split = over.price(contexts)
+    return [list(split.of(ns)) for ns in gpu] if isinstance(split, Split) else split.tolist()
+
+
 @pytest.mark.parametrize(
     ("context", "attended", "source"),
     [(0, 50, MEASURED), (99, 149, INTERPOLATED), (100, 150, MEASURED), (150, 250, INTERPOLATED),
@@ -121,8 +127,8 @@ def test_passes_over_contexts_say_where_their_time_comes_from(context: int, atte
     over = OverContexts([one, none], NO_HOST)
     ns, sources = over.one(context)
     assert (ns, list(sources)) == (15 + attended, expected)
-    assert over.at(np.array([context])).tolist() == [ns]
-    assert over.sources(np.array([context]), np.array([ns])).tolist() == [expected]
+    assert over.price(np.array([context]))[0].tolist() == [ns]
+    assert sources_of(over, np.array([context]), [ns]) == [expected]
 
 
 @given(
@@ -135,9 +141,9 @@ def test_sources_of_many_contexts_are_those_of_each(steps: list[int], first: int
     over = OverContexts([Pass(10.4, [4.4, 0.0, 0.0, 6.0], CURVE, shift) for shift in shifts], NO_HOST)
     contexts = first + np.cumsum(np.array(steps, dtype=np.int64))
     each = [over.one(int(context)) for context in contexts]
-    gpu = over.at(contexts)
+    gpu = over.price(contexts)[0]
     assert gpu.tolist() == [ns for ns, _ in each]
-    assert over.sources(contexts, gpu).tolist() == [list(sources) for _, sources in each]
+    assert sources_of(over, contexts, gpu.tolist()) == [list(sources) for _, sources in each]
     assert all(sum(sources) == ns for ns, sources in each)
 
 
@@ -145,10 +151,10 @@ def test_a_context_at_a_knot_belongs_to_what_begins_there() -> None:
     """By the line that ends there the knot would be rounded down: 7 times its slope is less than what it has."""
     over = OverContexts([Pass(0.0, [0.0] * 4, Curve([0, 7], [0, 30.5]), 0)], NO_HOST)
     assert int(0.5 + 7 * (30.5 / 7)) == 30
-    assert over.at(np.array([1, 7])).tolist() == [over.one(1)[0], 31]
-    over.at(np.array([1]))
-    gpu = np.array([over.one(1)[0], 31])
-    assert over.sources(np.array([1, 7]), gpu).tolist() == [[0, gpu[0], 0, 0], [31, 0, 0, 0]]
+    assert over.price(np.array([1, 7]))[0].tolist() == [over.one(1)[0], 31]
+    over.price(np.array([1]))
+    ns = over.one(1)[0]
+    assert sources_of(over, np.array([1, 7]), [ns, 31]) == [[0, ns, 0, 0], [31, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(("knot", "shift"), [(7.76683114342298, 61), (100.0, 7)])
@@ -156,9 +162,9 @@ def test_many_contexts_are_rounded_as_each_is_where_knots_are_no_whole_numbers(k
     """At 2^48 ns a token the last bit of a difference is several nanoseconds, and another order loses it."""
     over = OverContexts([Pass(0.0, [0.0] * 4, Curve([0, knot], [0, 0], last_slope=2.0**48), shift)], NO_HOST)
     contexts = np.arange(100, 200) - shift
-    assert over.at(contexts).tolist() == [over.one(int(context))[0] for context in contexts]
+    assert over.price(contexts)[0].tolist() == [over.one(int(context))[0] for context in contexts]
     other = ((contexts - (knot - shift)) * 2.0**48 + 0.5).astype(np.int64)
-    assert (other.tolist() == over.at(contexts).tolist()) is knot.is_integer()
+    assert (other.tolist() == over.price(contexts)[0].tolist()) is knot.is_integer()
 
 
 @given(st.integers(1, 300), st.integers(1, 60), st.integers(1, 12), st.data())

@@ -109,8 +109,9 @@ def test_steps_priced_by_their_contexts_cost_what_each_of_them_does(
         )
 
     batches = [verification(added) for added in sorted(more)]
-    found = model.gpu_over(batches[0], np.array([batch.decode_context_sum for batch in batches]))
-    assert found is not None
+    over = model.over_contexts(batches[0])
+    assert over is not None
+    found, _ = over.price(np.array([batch.decode_context_sum for batch in batches]))
     assert found.tolist() == [int(model.gpu_run(batch, 1)[0]) for batch in batches]
 
 
@@ -128,7 +129,7 @@ def test_a_drafter_that_reads_no_more_than_a_window_is_priced_step_by_step() -> 
         draft_k=2,
         sampled_context=100,
     )
-    assert model.gpu_over(batch, np.array([100, 103])) is None
+    assert model.over_contexts(batch) is None
 
 
 @given(st.integers(0, 50), st.integers(0, 600), st.integers(1, 7), st.integers(1, 7))
