@@ -7,6 +7,7 @@ from typing import Any
 
 from mypy_extensions import mypyc_attr
 
+from servesim.contracts.connector import Connector
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.kv_events import KVEvent
@@ -74,6 +75,11 @@ class FastCore(EngineCore):
         if self.memory is not None:
             steps: Any = self.in_flight  # all steps are FastSteps from here on
             self.lockstep = Lockstep(kv, self.memory, steps, scheduler.limits.async_scheduling, depth)
+
+    def connect(self, connector: Connector, first: bool = False) -> None:
+        super().connect(connector, first)
+        if not connector.follow(self.lockstep):
+            self.step_plainly()
 
     def open(self, now: int) -> PlanContext:
         if self.lockstep is not None:

@@ -62,6 +62,10 @@ class FastReplica(Replica):
         self.catch_up()
         super().give_up(request, deadline)
 
+    def go_on(self) -> None:
+        if self.leap is None:  # else steps are in flight
+            super().go_on()
+
     def at_boundary(self, call: Callable[[], None]) -> None:
         self.catch_up()
         super().at_boundary(call)

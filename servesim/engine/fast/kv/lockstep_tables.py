@@ -178,6 +178,10 @@ class TableTurns(LockstepMemory):
             first += size
         return grown
 
+    def holds(self, request: Request) -> bool:
+        """Return whether a request is a member, so that its memory grows with the turns."""
+        return request in self._rank_of or request in self._asleep
+
     def complete(self, request: Request) -> None:
         """Complete the table of a request."""
         rank = self._rank_of.get(request)
