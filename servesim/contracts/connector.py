@@ -40,7 +40,7 @@ class Together(Protocol):
     """Requests that decode together, one token each in every turn (servesim.engine.fast.lockstep)."""
 
     @property
-    def members(self) -> Mapping[Request, tuple[int, int, int]]:
+    def members(self) -> dict[Request, tuple[int, int, int]]:
         """(offset, first turn, turns committed on joining) by request, in batch order: it knows offset + 1 tokens more
         than the number of turns committed, or committed on joining if these are more."""
 

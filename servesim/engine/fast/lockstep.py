@@ -373,6 +373,15 @@ class Lockstep(CounterKeeper):
                 at += (2 * i + 1, 2 * i + 2)
         return found
 
+    def all_retire(self) -> bool:
+        """Return whether no member takes part in the next turn, because each retires before."""
+        members, caps = self.members, self._caps
+        if not members:
+            return True
+        if not self.retires or not caps or caps[0][0] > self.committed or self.committed == self.turn:
+            return False
+        return len(self._retiring(self.committed)) == len(members)
+
     def batch_without_retired(self, steps: int, committed: int, batch: Batch) -> Batch | None:
         """Return the batch `steps` turns after `batch`, which is that of the next turn, without the members that retire
         once `committed` turns are committed. Return None if no members remain."""

@@ -115,6 +115,8 @@ class FastReplica(Replica):
             if self.leap is not None:
                 self._await(self.leap.end_ns)
                 return
+        if not in_flight and core.is_next_empty():
+            return
         if not self._fill():
             return
         if leaps and len(in_flight) == self.depth:
