@@ -30,7 +30,6 @@ from servesim.contracts.request import Request, State
 from servesim.engine import turnover
 from servesim.engine.clock import COMPLETE, PLAN, Clock
 from servesim.engine.core import EngineCore
-from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.replica import FastReplica
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
@@ -197,7 +196,7 @@ class Group:
     def _plan_of(self, rank: Replica, now: int) -> Step | None:
         """Return the next step of a rank, or None if it has nothing to do."""
         core = rank.core
-        if isinstance(core, FastCore) and (known := core.plan_known(now)) is not None:
+        if isinstance(rank, FastRank) and (known := rank.fast.plan_known(now)) is not None:
             return known
         while True:
             step = core.plan(now)
