@@ -1,4 +1,5 @@
-"""The measured cases: those of the table, the series that must grow linearly, and the quick ones for CI."""
+"""The measured cases: those of the table, the series that must grow linearly, optional features beside what they cost,
+and the quick ones for CI."""
 
 from __future__ import annotations
 
@@ -212,6 +213,25 @@ def _queues() -> dict[str, Case]:
     }
 
 
+def _features() -> dict[str, Case]:
+    """Return runs with an optional feature, each after the run without it: named `-off`, it is their baseline."""
+    conv: dict[str, Any] = {"kv": "prefix-hash", "requests": 4_000, "router": "round-robin"}
+    chat: dict[str, Any] = {**EIGHT, "requests": 2_000}
+    experts: dict[str, Any] = {**conv, "model": "qwen3-30b-a3b", "requests": 2_000}
+    runs: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "conv-off": (AZURE, "Azure conv, prefix-hash", conv),
+        "conv-64gib": (AZURE, "the same with 64 GiB of host memory", {**conv, "offload": "cpu=64GiB"}),
+        "conv-2mib": (AZURE, "the same with 2 MiB of host memory", {**conv, "offload": "cpu=2MiB"}),
+        "chat-off": (MOONCAKE, "Mooncake conversation, 8 replicas", chat),
+        "chat-64gib": (MOONCAKE, "the same with 64 GiB of host memory each", {**chat, "offload": "cpu=64GiB"}),
+        "pd-off": (AZURE, "Azure conv, 2 replicas", {**conv, "replicas": 2}),
+        "pd-1p1d": (AZURE, "the same, prefill and decode apart", {**conv, "pd": "1x1:1x1"}),
+        "dp-off": (AZURE, "Azure conv, Qwen3 30B A3B, 2 replicas", {**experts, "replicas": 2}),
+        "dp-2": (AZURE, "the same as 2 data-parallel ranks", {**experts, "dp": 2}),
+    }
+    return {name: Case(about, settings, file=file, group="features") for name, (file, about, settings) in runs.items()}
+
+
 def _quick() -> dict[str, Case]:
     """Return cases of a second or less each, from what the project holds."""
     conv: dict[str, Any] = {"trace": "preset:azure-conv-2023"}
@@ -228,5 +248,5 @@ def _quick() -> dict[str, Case]:
 
 CASES: dict[str, Case] = {
     **_table(), **_policies(), **_series(), **_streams(), **_quick(),
-    **_routers(), **_drafts(), **_queues(), **_out(),
+    **_features(), **_routers(), **_drafts(), **_queues(), **_out(),
 }  # fmt: skip

@@ -37,9 +37,9 @@ class MockerMemory(HostMemory):
     def get(self, key: Hashable) -> Block | None:
         return self._blocks.get(key)
 
-    def touch(self, keys: Sequence[Hashable], now: int) -> None:
+    def touch(self, keys: Sequence[Hashable], now: int, count: int | None = None) -> None:
         self._settle(now)
-        for key in reversed(keys):
+        for key in reversed(keys[:count]):
             if key in self._order:
                 self._order.move_to_end(key)
 
@@ -58,8 +58,8 @@ class MockerMemory(HostMemory):
             del self._blocks[key], self._order[key]
         return going
 
-    def read(self, keys: Sequence[Hashable]) -> None:
-        """Record that blocks begin to be read."""
+    def read(self, keys: Sequence[Hashable], until: int) -> None:
+        super().read(keys, until)
         for key in keys:
             self._order.pop(key, None)
             self._copied.pop(key, None)
@@ -79,16 +79,11 @@ class MockerOffload(Offload):
     memory: MockerMemory
     tokens: Sequence[np.ndarray] = ()
 
-    def load(self, request: Request, start: int, stop: int, now: int) -> int:
-        end_ns = super().load(request, start, stop, now)
-        self.memory.read(self._loads[-1][1])
-        return end_ns
-
-    def _store(self, request: Request, known: int, end_ns: int) -> None:
+    def _store(self, request: Request, known: int, now: int, end_ns: int) -> None:
         known = min(known, request.prompt_len // self.block_tokens)
         if request.row < len(self.tokens):
             self._identify(self._blocks_of(request, known)[:known], self.tokens[request.row])
-        super()._store(request, known, end_ns)
+        super()._store(request, known, now, end_ns)
 
     def _identify(self, keys: Sequence[Hashable], tokens: np.ndarray) -> None:
         known, size, parent = self.memory.identity, self.block_tokens, None

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from servesim.contracts.params import NoParams
 from servesim.contracts.place import Counts, Place
@@ -34,6 +34,31 @@ LATER: Final = 1 << 62
 DEFER: Final = -LATER
 """Return value of `Connector.available`: not known yet. The request waits, and those behind it may be admitted
 first."""
+
+
+class Together(Protocol):
+    """Requests that decode together, one token each in every turn (servesim.engine.fast.lockstep)."""
+
+    @property
+    def members(self) -> dict[Request, tuple[int, int, int]]:
+        """(offset, first turn, turns committed on joining) by request, in batch order: it knows offset + 1 tokens more
+        than the number of turns committed, or committed on joining if these are more."""
+
+    @property
+    def num_joined(self) -> int:
+        """Number of requests that have ever joined; the `_order` of a member is this number at its joining."""
+
+    @property
+    def turn(self) -> int:
+        """Number of the next turn to be planned."""
+
+    @property
+    def committed(self) -> int:
+        """Number of turns committed so far."""
+
+    @property
+    def due(self) -> int:
+        """Number of members in the step that is being planned."""
 
 
 class Connector(ABC):
@@ -96,6 +121,21 @@ class Connector(ABC):
         `end_ns`. Return the step's end, loads and stores included, not before `end_ns`. Default: store nothing and wait
         for nothing."""
         return end_ns
+
+    def follow(self, together: Together | None) -> bool:
+        """Return whether fast mode may take steps together. `ran` is then not told of requests in `together`, which the
+        connector looks up there, nor of steps for which `ran_turns` is called. None: fast mode counts no requests
+        together here. Otherwise every step is taken by itself. Default: only if `ran` does nothing."""
+        return type(self).ran is Connector.ran
+
+    def turns_apart(self, committed: int, most: int) -> int:
+        """Return how many of the next `most` turns nothing outside the replica need know of before they are over; the
+        first is planned once `committed` turns are committed. Default: all."""
+        return most
+
+    def ran_turns(self, committed: int, count: int, ends: Sequence[int], depth: int) -> None:  # noqa: B027
+        """Handle `count` steps of none but the requests that decode together. Step i, from 0, is planned at `ends[i]`,
+        when `committed` + i turns are committed, and ends at `ends[i + depth]`. Default: do nothing."""
 
     def preempted(self, requests: Iterable[Request]) -> int:
         """Return the time in ns before which no step may write to memory that these just-preempted requests held.

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 
 from servesim.contracts.kv_events import key_of
 from servesim.contracts.request import Request, State
+from servesim.workload.content import RunContent
 
 
 class ContentKeys:
@@ -20,10 +21,14 @@ class ContentKeys:
     def of(self, request: Request, count: int) -> list[Hashable]:
         """Return the identities of at least the first `count` blocks of a request."""
         keys = self._keys.setdefault(request, [])
+        if len(keys) >= count:
+            return keys
         size, content = self.block_tokens, request.content
         ends = range((len(keys) + 1) * size, count * size + 1, size)
         if content is None:
             keys += [(-request.row - 1, request.sample, end) for end in ends]
+        elif isinstance(content, RunContent) and not request.salt:
+            keys += content.prefix_keys(ends)
         else:
             keys += [key_of(content.prefix_key(end), request.salt) for end in ends]
         return keys

@@ -88,12 +88,12 @@ def withdraw(replica: Replica, request: Request, reason: str) -> None:
 def read(replica: Replica, request: Request) -> None:
     """Handle the end of a copy of a request's KV to another place; the last one frees the memory of a request that has
     ended."""
-    replica.catch_up()
     request.being_read -= 1
     core = replica.core
     if request not in core.keeping or request.being_read:
         replica.go_on()
         return
+    replica.catch_up()
     del core.keeping[request]
     core.kv.free(request)
     core.ledger.release(request._num_computed_tokens)

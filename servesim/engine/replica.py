@@ -162,8 +162,9 @@ class Replica:
         self.clock.at(end_ns, LOADED, lambda event: remote_kv.loaded(self, request) if self.core is core else None)
 
     def go_on(self) -> None:
-        """Plan at this instant if no step is in flight, because memory or queues have changed."""
-        if not self.core.in_flight:
+        """Plan at this instant if no step is in flight and there are requests, because memory or queues have
+        changed."""
+        if not self.core.in_flight and self.core.num_unfinished:
             self._want_plan()
 
     def at_boundary(self, call: Callable[[], None]) -> None:

@@ -55,6 +55,13 @@ class Several(Connector):
             end_ns = each.ran(requests, begin_ns, end_ns)
         return end_ns
 
+    def turns_apart(self, committed: int, most: int) -> int:
+        return min(each.turns_apart(committed, most) for each in self.connectors)
+
+    def ran_turns(self, committed: int, count: int, ends: Sequence[int], depth: int) -> None:
+        for each in self.connectors:
+            each.ran_turns(committed, count, ends, depth)
+
     def preempted(self, requests: Iterable[Request]) -> int:
         return max(each.preempted(requests) for each in self.connectors)
 

@@ -98,7 +98,6 @@ def offloaded(world: World, mode: str, host: Host | Chunks | Hierarchy, check: b
     cluster = world.cluster(mode, check=check)
     for replica in cluster.replicas:
         replica.connect(host.make(replica.core.kv.block_size))
-        replica.core.step_plainly()
     return cluster
 
 
@@ -107,7 +106,6 @@ def behind(cluster: Cluster, role: str, host: Host | Chunks | Hierarchy, first: 
     for replica in cluster.replicas:
         if replica.role == role:
             replica.connect(host.make(replica.core.kv.block_size), first)
-            replica.core.step_plainly()
 
 
 def memories(cluster: Cluster) -> list[Any]:

@@ -167,10 +167,14 @@ class FastContext(PlanContext):
         hit = self.kv.lookup(request)
         memory.looked = looked
         if self.kv.shares and (request.content is not None or request.state is not State.WAITING):
-            if self._asked is not None and self._asked is not request:
-                memory.looked = True
-            self._asked = request
+            self._ask_again(request)
         return hit
+
+    def _ask_again(self, request: Request) -> None:
+        """Record that what was found of a request may differ by the next plan, unless this plan admits it."""
+        if self._asked is not None and self._asked is not request:
+            self._look()
+        self._asked = request
 
     def deferred(self, request: Request, hit: Hit) -> bool:
         """See `PlanContext.deferred`."""
@@ -183,16 +187,24 @@ class FastContext(PlanContext):
         """See `PlanContext.external`."""
         tokens = super().external(request, hit)
         if self.connector is not None and self.connector.in_step:
-            self._look()  # as in `fetch`
+            self._ask_again(request)
         return tokens
 
     def fetch(
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
     ) -> bool | None:
         """See `PlanContext.fetch`."""
+        if self.connector is None:
+            return None
+        memory = self._memory
+        looked = memory is not None and memory.looked
         taken = super().fetch(request, hit, full_tokens=full_tokens, reserve=reserve, owed=owed)
-        if self.connector is not None and request.state is not State.RUNNING:
-            self._look()  # more remote KV may be available by the next plan
+        if memory is not None:
+            memory.looked = looked
+        if not taken:
+            self._ask_again(request)  # more remote KV may be available
+        elif self._asked is request:
+            self._asked = None
         return taken
 
     def admit(
@@ -230,9 +242,9 @@ class FastContext(PlanContext):
 
     def _stays_refused(self, request: Request, full_tokens: int) -> bool:
         """Return whether a request that was refused for lack of memory stays refused as long as running requests only
-        grow. It may not: generated tokens may become a prefix of it, or tokens that it left in the cache may be
-        evicted, so that its first chunk ends earlier."""
-        return request.content is None and full_tokens >= request._num_tokens
+        grow. It may not: generated tokens may become a prefix of it, tokens that it left in the cache may be evicted,
+        so that its first chunk ends earlier, or KV of it may come from elsewhere."""
+        return request.content is None and full_tokens >= request._num_tokens and self.connector is None
 
     def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:
         """See `PlanContext.extend`."""

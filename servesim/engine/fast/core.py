@@ -7,6 +7,7 @@ from typing import Any
 
 from mypy_extensions import mypyc_attr
 
+from servesim.contracts.connector import Connector
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.kv_events import KVEvent
@@ -74,6 +75,14 @@ class FastCore(EngineCore):
         if self.memory is not None:
             steps: Any = self.in_flight  # all steps are FastSteps from here on
             self.lockstep = Lockstep(kv, self.memory, steps, scheduler.limits.async_scheduling, depth)
+
+    def connect(self, connector: Connector, first: bool = False) -> None:
+        super().connect(connector, first)
+        if not connector.follow(self.lockstep):
+            self.step_plainly()
+
+    def plan(self, now: int) -> Step | None:
+        return None if self.in_flight and self.is_next_empty() else super().plan(now)
 
     def open(self, now: int) -> PlanContext:
         if self.lockstep is not None:
@@ -168,6 +177,38 @@ class FastCore(EngineCore):
         if len(lockstep.members) > lockstep.most:
             return 0
         return min(MOST, self.until - self.next_step_id)
+
+    def plan_known(self, now: int) -> Step | None:
+        """Plan the next step without the scheduler if its plan is known to serve all requests in lockstep and nothing
+        else; otherwise return None, with nothing done. Steps are committed one by one."""
+        lockstep, memory = self.lockstep, self.memory
+        if lockstep is None or memory is None or not lockstep.members or self.connector is not None:
+            return None
+        if self.plans_known(1) < 1 or lockstep.steps_until_change(len(self.in_flight) + 1)[0] < 1:
+            return None
+        if memory.steps_until_full(lockstep.turn, 1, lockstep.free) < 1:
+            return None
+        kept = memory.extend(lockstep.turn, lockstep.committed)
+        assert kept
+        batch = self.next_batch()
+        lockstep.advance(1)
+        self.ledger.hold(batch.sampled)
+        step = FastStep(self.next_step_id, batch, [], self.kv.usage(), planned_ns=now)
+        step.together, step.turn = batch.sampled, lockstep.turn
+        lockstep.turn += 1
+        self.in_flight.append(step)
+        self.next_step_id += 1
+        if self.checks:
+            self.check_integrity()
+        return step
+
+    def is_next_empty(self) -> bool:
+        """Return whether the next plan is known to be empty: nothing waits, and all running requests have their last
+        token in flight."""
+        lockstep = self.lockstep
+        if lockstep is None or self.last_plan is None or self.has_state or self.scheduler.num_waiting():
+            return False
+        return lockstep.all_retire() and self.plans_known(1) > 0
 
     def next_batch(self) -> Batch:
         """Return the batch of the next step, assuming that it consists of all requests in lockstep."""

@@ -70,7 +70,8 @@ class Lockstep(CounterKeeper):
         self._longest: list[Entry] = []  # by -offset
         self._cap_sum = 0  # sum over members of the number of turns committed when each reaches its length cap
         self._cap_max = 0  # largest such number, perhaps of a member that has left
-        self._joined = 0
+        self.num_joined = 0
+        """Number of requests that have ever joined."""
         self._written = (-1, -1, -1)  # turns planned, turns committed and members when counters were last written
         # State of the scheduler as of its last plan.
         self.queue: list[Request] = []
@@ -231,8 +232,8 @@ class Lockstep(CounterKeeper):
         offset = context - first
         self.members[request] = (offset, first, begun)
         request._keeper = self
-        order = request._order = self._joined
-        self._joined += 1
+        order = request._order = self.num_joined
+        self.num_joined += 1
         self.context_sum += context
         self.context_sumsq += context * context
         capped = request.prompt_len + request.max_tokens - offset - 1
@@ -378,6 +379,15 @@ class Lockstep(CounterKeeper):
                     found.append(caps[i][2])
                 at += (2 * i + 1, 2 * i + 2)
         return found
+
+    def all_retire(self) -> bool:
+        """Return whether no member takes part in the next turn, because each retires before."""
+        members, caps = self.members, self._caps
+        if not members:
+            return True
+        if not self.retires or not caps or caps[0][0] > self.committed or self.committed == self.turn:
+            return False
+        return len(self._retiring(self.committed)) == len(members)
 
     def batch_without_retired(self, steps: int, committed: int, batch: Batch) -> Batch | None:
         """Return the batch `steps` turns after `batch`, which is that of the next turn, without the members that retire

@@ -71,6 +71,8 @@ class LockstepLeap(Run):
             most = last
         if most > 0:
             most = memory.steps_until_full(lockstep.turn, most, lockstep.free)
+        if most > 0 and core.connector is not None:
+            most = core.connector.turns_apart(lockstep.turn - len(ends) + 1, most)
         if most < 1:
             return None
         leap = cls(ends, past, depth, core.next_batch(), core.kv.usage())
@@ -166,6 +168,8 @@ class LockstepLeap(Run):
             self._copies, self._given = memory.copies, memory.given_back
             core.ledger.hold(n * m)
             lockstep.advance(m)
+            if core.connector is not None:
+                core.connector.ran_turns(turn - depth + 1, m, self._ends, depth)
         self._commit(core, recorder, replica, skip + through, n)
         done = max(skip + through - depth, 0)  # number of steps of the run that are over
         if done:
@@ -216,6 +220,8 @@ class LockstepLeap(Run):
         core.in_flight.append(step)
         core.next_step_id = step.id + 1
         lockstep.turn += 1
+        if core.connector is not None:
+            core.connector.ran_turns(lockstep.committed, 1, self._ends[len(self._gpu) :], 2)
         return retired
 
     def _record(

@@ -63,6 +63,10 @@ class FastReplica(Replica):
         self.catch_up()
         super().give_up(request, deadline)
 
+    def go_on(self) -> None:
+        if self.leap is None:  # else steps are in flight
+            super().go_on()
+
     def at_boundary(self, call: Callable[[], None]) -> None:
         self.catch_up()
         super().at_boundary(call)
@@ -116,6 +120,8 @@ class FastReplica(Replica):
             if self.leap is not None:
                 self._await(self.leap.end_ns)
                 return
+        if not in_flight and core.is_next_empty():
+            return
         if not self._fill():
             return
         if leaps and len(in_flight) == self.depth:

@@ -196,6 +196,8 @@ class Group:
     def _plan_of(self, rank: Replica, now: int) -> Step | None:
         """Return the next step of a rank, or None if it has nothing to do."""
         core = rank.core
+        if isinstance(rank, FastRank) and (known := rank.fast.plan_known(now)) is not None:
+            return known
         while True:
             step = core.plan(now)
             if core.last_plan is not None and core.last_plan.rejected:

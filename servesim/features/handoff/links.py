@@ -169,6 +169,8 @@ def fair_shares(flows: Sequence[tuple[int, int]], capacity: Mapping[int, int]) -
     """Return the max-min fair rate of each flow over the links it uses, in whole bytes per second, at least 1. The link
     with the smallest share per flow fixes the rates of its flows; the step is then repeated with the remaining flows
     and capacity (progressive filling)."""
+    if len(flows) == 1:
+        return [max(min(capacity[end] for end in flows[0]), 1)]
     left = dict(capacity)
     users: dict[int, list[int]] = {}
     for i, ends in enumerate(flows):

@@ -14,16 +14,17 @@ and vllm/v1/kv_offload), with one host memory per replica.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from servesim.contracts.connector import DEFER, Connector
+from servesim.contracts.connector import DEFER, Connector, Together
 from servesim.contracts.place import Counts
 from servesim.contracts.request import Request
 from servesim.engine import remote_kv
 from servesim.engine.clock import LOADED
 from servesim.engine.content_keys import ContentKeys
+from servesim.features.offload.following import Following
 from servesim.features.offload.memory import HostMemory
 from servesim.features.offload.tiers import Direction, Tier
 
@@ -61,6 +62,8 @@ class Offload(Connector):
         self._on_way: dict[Hashable, int] = {}  # end of the load of each block
         self._loads: deque[tuple[int, list[Hashable]]] = deque()
         self._touched: tuple[Request | None, int] = (None, 0)  # the last request looked up, and its blocks
+        self._together: Together | None = None  # requests of which `ran` is not told
+        self._following: Following  # set with them
 
     def join(self, replica: Any) -> None:
         self._now: Callable[[], int] = lambda: replica.clock.ns
@@ -71,7 +74,7 @@ class Offload(Connector):
         known = request.num_tokens // size
         keys = self._blocks_of(request, known)
         if self._touched != (request, known):
-            self.memory.touch(keys[:known], now)
+            self.memory.touch(keys, now, known)
             self._touched = (request, known)
         first = num_tokens // size
         found = self.memory.find(keys[first:known], now)
@@ -79,7 +82,7 @@ class Offload(Connector):
         if not found or tokens < size:
             return 0
         self._arrived(now)
-        if self._on_way and any(key in self._on_way for key in keys[first : first + found]):
+        if self._on_way and not self._on_way.keys().isdisjoint(keys[first : first + found]):
             self.counts.deferred += 1
             return DEFER
         return tokens
@@ -89,11 +92,8 @@ class Offload(Connector):
         first, last = start // size, -(-stop // size)
         keys = self._blocks_of(request, last)[first:last]
         end_ns = self.loading.copy((stop - start) // self._gpu_tokens * self._gpu_bytes, now)
-        for key in keys:
-            block = self.memory.get(key)
-            assert block is not None
-            block.read_until = max(block.read_until, end_ns)
-            self._on_way[key] = end_ns
+        self.memory.read(keys, end_ns)
+        self._on_way.update(dict.fromkeys(keys, end_ns))
         self._loads.append((end_ns, keys))
         self._next[request] = last
         self.counts.load_ns.append(end_ns - now)
@@ -109,25 +109,53 @@ class Offload(Connector):
                     del self._on_way[key]
 
     def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:
+        now, stored = self._now(), self._next
+        self._ran_together(now, end_ns)
         for request in requests:
             known = min(request.num_computed_tokens, request.num_tokens) // self.block_tokens
-            if known > self._next.get(request, 0):
-                self._store(request, known, end_ns)
+            if known > stored.get(request, 0):
+                self._store(request, known, now, end_ns)
         return end_ns
 
-    def _store(self, request: Request, known: int, end_ns: int) -> None:
-        """Copy the part of a request's first `known` blocks that is neither copied nor stored yet, starting at
-        `end_ns`."""
-        memory, counts, now = self.memory, self.counts, self._now()
+    def _ran_together(self, now: int, end_ns: int) -> None:
+        """Store what the planned step leaves of the requests that decode together."""
+        if self._together is not None and self._together.due:
+            self._following.turn(now, end_ns)
+
+    def follow(self, together: Together | None) -> bool:
+        return type(self).ran is Offload.ran and self._follows(together)
+
+    def _follows(self, together: Together | None) -> bool:
+        """Follow requests that decode together, if any are counted together; return whether they are."""
+        if together is None:
+            return False
+        self._together = together
+        self._following = Following(
+            together, self.block_tokens, self.memory.num_blocks, self._next, self.counts, self._store
+        )
+        return True
+
+    def turns_apart(self, committed: int, most: int) -> int:
+        return min(self._following.next(committed) - committed, most) if self._tier.shared else most
+
+    def ran_turns(self, committed: int, count: int, ends: Sequence[int], depth: int) -> None:
+        self._following.run(committed, count, ends, depth)
+
+    def _store(self, request: Request, known: int, now: int, end_ns: int) -> None:
+        """Copy the part of a request's first `known` blocks that is neither copied nor stored yet, in a step planned
+        now that ends at `end_ns`."""
+        memory, counts, first = self.memory, self.counts, self._next.get(request, 0)
+        if known - first > memory.num_blocks:
+            counts.refused += 1
+            return
         keys = self._blocks_of(request, known)
-        room = memory.prepare(keys[self._next.get(request, 0) : known], now)
+        room = memory.store(keys, first, known, now)
         if room is None:
             counts.refused += 1
             return
         self._next[request] = known
         if not room.keys:
             return
-        memory.touch(keys[:known], now)
         self._touched = (None, 0)
         tokens = len(room.keys) * self.block_tokens
         done_ns = self.storing.copy(tokens // self._gpu_tokens * self._gpu_bytes, end_ns)
@@ -140,9 +168,10 @@ class Offload(Connector):
             reports.coming(request, keys, room, done_ns)
         counts.stored_tokens += tokens
         counts.dropped_blocks += room.dropped
-        request.being_read += 1
         self._copied_ns[request] = done_ns
-        self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
+        if done_ns >= self._now():  # else a turn of a run that is over
+            request.being_read += 1
+            self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
 
     def _copied(self, request: Request, event: object) -> None:
         if self._replica.core is self._core:  # else its process has crashed since

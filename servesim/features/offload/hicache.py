@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from servesim.contracts.connector import Together
 from servesim.contracts.request import Request
 from servesim.features.offload.connector import Offload
 
@@ -51,13 +52,13 @@ class HiCache(Offload):
     def available(self, request: Request, num_tokens: int) -> int:
         size, now = self.block_tokens, self._now()
         known = (request.num_tokens - 1) // size
-        keys = self._blocks_of(request, known)[:known]
+        keys = self._blocks_of(request, known)
         first = num_tokens // size
-        found = self.memory.find(keys[first:], now)
+        found = self.memory.find(keys[first:known], now)
         tokens = (first + found) * size - num_tokens
         if not found or tokens < LEAST_TOKENS:
             return 0
-        self.memory.touch(keys[: first + found], now)
+        self.memory.touch(keys, now, first + found)
         return tokens
 
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
@@ -72,6 +73,8 @@ class HiCache(Offload):
     def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:
         if self._due:
             end_ns = self._overlapped(begin_ns, end_ns)
+        now = self._now()
+        self._ran_together(now, end_ns)
         for request in requests:
             if request.num_computed_tokens < request.prompt_len:
                 continue  # a prompt enters the tree whole
@@ -79,17 +82,17 @@ class HiCache(Offload):
             if known > self._next.get(request, 0):
                 known = self._worth_storing(request, known)
             if known > self._next.get(request, 0):
-                self._store(request, known, end_ns)
+                self._store(request, known, now, end_ns)
         return end_ns
+
+    def follow(self, together: Together | None) -> bool:
+        return type(self).ran is HiCache.ran and self._hits == 1 and self._follows(together)
 
     def _overlapped(self, begin_ns: int, end_ns: int) -> int:
         """Load the due blocks, starting at the beginning of a step; return the end of the step."""
         done = self.loading.copy(sum(num_bytes for num_bytes, _ in self._due), begin_ns)
         for _, keys in self._due:
-            for key in keys:
-                block = self.memory.get(key)
-                assert block is not None
-                block.read_until = max(block.read_until, done)
+            self.memory.read(keys, done)
         self._due.clear()
         loading, computing = done - begin_ns, end_ns - begin_ns
         self.counts.load_ns.append(loading)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from servesim.contracts.connector import Connector
+from servesim.contracts.connector import Connector, Together
 from servesim.contracts.place import Counts
 from servesim.contracts.request import Request, State
 from servesim.engine.content_keys import ContentKeys
@@ -104,6 +104,10 @@ class LMCache(Connector):
             if known // self.block_tokens > self._next[request]:
                 end_ns = self._store(request, known // self.block_tokens, end_ns)
         return end_ns
+
+    def follow(self, together: Together | None) -> bool:
+        """Follow requests that decode: they store nothing, unless their chunks are stored, too."""
+        return type(self).ran is LMCache.ran and together is not None and not self._save_decode
 
     def _load(self, request: Request, start: int, stop: int, now: int) -> int:
         """Load tokens `start` to `stop` of a request tier by tier, then to the GPU; return the ns it takes."""

@@ -10,13 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from servesim.contracts.request import Request, State
 
 NEVER_READY: Final = 1 << 62
 """Placeholder for the end of a copy that is not known yet."""
+
+MOST_LOOKUPS = 256
+"""Number of prompts whose lookups are noted before blocks are put in order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +72,9 @@ class HostMemory(ABC):
         """Return the block with this content, if there is one."""
 
     @abstractmethod
-    def touch(self, keys: Sequence[Hashable], now: int) -> None:
-        """Record a lookup of these keys, given in the order of the prompt, so that the prompt's first block is
-        evicted last."""
+    def touch(self, keys: Sequence[Hashable], now: int, count: int | None = None) -> None:
+        """Record a lookup of these keys, or of the first `count`, given in the order of the prompt, so that the
+        prompt's first block is evicted last. `keys` may only ever grow at its end."""
 
     @abstractmethod
     def insert(self, key: Hashable, block: Block) -> None:
@@ -104,17 +107,41 @@ class HostMemory(ABC):
         if len(keys) > self.num_blocks:
             return None  # without a look at each key: none of them may go for another
         missing = [key for key in keys if self.get(key) is None]
-        short = len(self) + len(missing) - self.num_blocks
-        if short > 0:
-            gone = self.evict(short, {*keys}.union(*self.pins), now)
-            if gone is None:
-                return None
-            if self.on_gone is not None:
-                self.on_gone(gone)
+        dropped = self._make_room(len(missing), keys, now)
+        if dropped is None:
+            return None
         blocks = [Block(NEVER_READY) for _ in missing]
         for key, block in zip(missing, blocks, strict=True):
             self.insert(key, block)
-        return Room(missing, blocks, max(short, 0))
+        return Room(missing, blocks, dropped)
+
+    def _make_room(self, count: int, keys: Sequence[Hashable], now: int) -> int | None:
+        """Drop as many blocks as must go for `count` new ones, none of them in `keys`; return how many, or None if
+        there are too few."""
+        short = len(self) + count - self.num_blocks
+        if short <= 0:
+            return 0
+        gone = self.evict(short, {*keys}.union(*self.pins), now)
+        if gone is None:
+            return None
+        if self.on_gone is not None:
+            self.on_gone(gone)
+        return short
+
+    def store(self, keys: Sequence[Hashable], first: int, stop: int, now: int) -> Room | None:
+        """Do as `prepare` does for keys `first` to `stop` of a prompt, and record a lookup of all before `stop` if any
+        is added. Blocks added together may be one object; `keys` may only ever grow at its end."""
+        room = self.prepare(keys[first:stop], now)
+        if room is not None and room.keys:
+            self.touch(keys, now, stop)
+        return room
+
+    def read(self, keys: Sequence[Hashable], until: int) -> None:
+        """Record that the blocks with these keys are read until a given time."""
+        for key in keys:
+            block = self.get(key)
+            assert block is not None
+            block.read_until = max(block.read_until, until)
 
 
 def idle(entries: Mapping[Hashable, Block], keep: Collection[Hashable], now: int) -> Iterator[Hashable]:
@@ -123,11 +150,14 @@ def idle(entries: Mapping[Hashable, Block], keep: Collection[Hashable], now: int
 
 
 class Lru(HostMemory):
-    """Eviction of the least recently requested blocks first."""
+    """Eviction of the least recently requested blocks first. Lookups are noted by prompt, and blocks are put in order
+    only when one that was looked up might be evicted."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
+        self._lookups: dict[int, tuple[Sequence[Hashable], int]] = {}  # keys and how many, by the list's id, in order
+        self._looked_up: set[Hashable] = set()  # all those keys
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -135,13 +165,64 @@ class Lru(HostMemory):
     def get(self, key: Hashable) -> Block | None:
         return self._blocks.get(key)
 
-    def touch(self, keys: Sequence[Hashable], now: int) -> None:
-        blocks = self._blocks
-        for key in reversed(keys):
-            if key in blocks:
-                blocks.move_to_end(key)
+    def find(self, keys: Sequence[Hashable], now: int) -> int:
+        get, last = self._blocks.get, None
+        for i, key in enumerate(keys):
+            block = get(key)
+            if block is last is not None:
+                continue  # written together
+            if block is None or not block.ready(now):
+                return i
+            last = block
+        return len(keys)
+
+    def touch(self, keys: Sequence[Hashable], now: int, count: int | None = None) -> None:
+        stop, known = len(keys) if count is None else count, self._lookups.pop(id(keys), None)
+        begun = known[1] if known is not None else 0
+        if begun > stop:
+            self._lookups[id(keys)] = keys, begun
+            self._sort()
+            begun = 0
+        self._lookups[id(keys)] = keys, stop
+        self._looked_up.update(keys[begun:stop])
+        if len(self._lookups) > MOST_LOOKUPS:
+            self._sort()
+
+    def _sort(self) -> None:
+        """Put the blocks in the order of the noted lookups."""
+        blocks, move = self._blocks, self._blocks.move_to_end
+        for keys, stop in self._lookups.values():
+            for key in reversed(keys[:stop]):
+                if key in blocks:
+                    move(key)
+        self._lookups.clear()
+        self._looked_up.clear()
+
+    def store(self, keys: Sequence[Hashable], first: int, stop: int, now: int) -> Room | None:
+        if stop - first > self.num_blocks:
+            return None
+        blocks, wanted = self._blocks, keys[first:stop]
+        missing = [key for key in wanted if key not in blocks]
+        if not missing:
+            return Room(missing, [], 0)
+        dropped = self._make_room(len(missing), wanted, now)
+        if dropped is None:
+            return None
+        block = Block(NEVER_READY)
+        blocks.update(dict.fromkeys(missing, block))
+        self.touch(keys, now, stop)  # which puts the new ones in their order
+        return Room(missing, [block] * len(missing), dropped)
+
+    def read(self, keys: Sequence[Hashable], until: int) -> None:
+        last, read = None, None
+        for key in keys:
+            block = self._blocks[key]
+            if block is not last or read is None:
+                last, read = block, replace(block, read_until=max(block.read_until, until))
+            self._blocks[key] = read  # those written with them and not read stay idle
 
     def insert(self, key: Hashable, block: Block) -> None:
+        self._sort()
         self._blocks[key] = block
 
     def remove(self, key: Hashable) -> None:
@@ -149,12 +230,19 @@ class Lru(HostMemory):
 
     def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
         going: list[Hashable] = []
-        for key in idle(self._blocks, keep, now):
-            going.append(key)
-            if len(going) == count:
-                for each in going:
-                    del self._blocks[each]
-                return going
+        looked_up, last = self._looked_up, None
+        for key, block in self._blocks.items():
+            if key in looked_up:
+                self._sort()
+                return self.evict(count, keep, now)
+            if block is not last:
+                last, idle = block, block.idle(now)
+            if idle and key not in keep:
+                going.append(key)
+                if len(going) == count:
+                    for each in going:
+                        del self._blocks[each]
+                    return going
         return None
 
 
@@ -176,8 +264,8 @@ class Arc(HostMemory):
     def get(self, key: Hashable) -> Block | None:
         return self._once.get(key) or self._again.get(key)
 
-    def touch(self, keys: Sequence[Hashable], now: int) -> None:
-        for key in reversed(keys):
+    def touch(self, keys: Sequence[Hashable], now: int, count: int | None = None) -> None:
+        for key in reversed(keys[:count]):
             if key in self._once:
                 block = self._once.pop(key)
                 (self._again if block.ready(now) else self._once)[key] = block

@@ -46,7 +46,6 @@ class Offloading(Part):
             replica.connect(connector, connector.first)
         except ValueError as error:
             raise UserError(f"offload: first: {error}") from None
-        replica.core.step_plainly()
         if replica.core.kv.on_event is not None:
             for tier in connector.tiers:
                 tier.reports = Reports.of(replica, tier, connector.block_tokens)

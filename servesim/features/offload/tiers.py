@@ -109,7 +109,7 @@ class Tier:
 
     def enter(self, room: Room, ready_ns: int, now: int) -> None:
         """Take blocks that become ready at a given time."""
-        for block in room.blocks:
+        for block in {*room.blocks}:
             block.ready_ns = ready_ns
         if self.shared:
             self._coming = [each for each in self._coming if each[1].ready_ns > now]

@@ -30,7 +30,6 @@ def cached(world: World, mode: str, *tiers: Tier, **more: Any) -> tuple[Cluster,
     cluster = world.cluster(mode)
     cache = LMCache(tiers, block_tokens=CHUNK, token_bytes=1, **more)
     cluster.replicas[0].connect(cache)
-    cluster.replicas[0].core.step_plainly()
     return cluster, cache
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts.request import Request, State
-from servesim.features.offload.memory import POLICIES, Arc, Lru
+from servesim.features.offload.memory import POLICIES, Arc, Block, HostMemory, Lru
 
 
 def filled(memory: Any, keys: str, ready_ns: int = 0) -> Any:
@@ -122,3 +122,73 @@ def test_arc_takes_back_more_where_fewer_were_dropped_after_several_requests() -
     assert memory._target == 3.0  # 1 each: 2/3 would be less
     memory.touch(["b"], 0)
     assert memory._target == 1.5
+
+
+class Ordered(HostMemory):
+    """Blocks in the order of their lookups, each moved when it is looked up."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.blocks: dict[Any, Block] = {}
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def get(self, key: Any) -> Block | None:
+        return self.blocks.get(key)
+
+    def touch(self, keys: Any, now: int, count: int | None = None) -> None:
+        for key in reversed(keys[:count]):
+            if key in self.blocks:
+                self.blocks[key] = self.blocks.pop(key)
+
+    def insert(self, key: Any, block: Block) -> None:
+        self.blocks[key] = block
+
+    def remove(self, key: Any) -> None:
+        del self.blocks[key]
+
+    def evict(self, count: int, keep: Any, now: int) -> list[Any] | None:
+        idle = [key for key, block in self.blocks.items() if block.idle(now) and key not in keep]
+        for key in idle[:count] if len(idle) >= count else ():
+            del self.blocks[key]
+        return idle[:count] if len(idle) >= count else None
+
+
+PROMPTS = [
+    [(group, i) if i < shared else (group, i, n) for i in range(8)]
+    for group in (0, 1)
+    for n, shared in enumerate((8, 3, 5))
+]
+OPERATION = st.tuples(
+    st.sampled_from(["store", "store", "prepare", "touch", "read"]),
+    st.integers(0, len(PROMPTS) - 1),
+    st.integers(0, 8),
+    st.integers(0, 8),
+)
+
+
+@given(st.integers(1, 12), st.lists(OPERATION))
+def test_lookups_that_are_noted_leave_the_order_of_blocks_that_are_moved_at_once(
+    size: int, operations: list[tuple[str, int, int, int]]
+) -> None:
+    noted, plain = Lru(size), Ordered(size)
+    for now, (verb, prompt, first, stop) in enumerate(operations):
+        keys, answers = PROMPTS[prompt], []
+        for memory in (noted, plain):
+            found = memory.find(keys[min(first, stop) : stop], now)
+            answers.append((found, len(memory)))
+            room = None
+            if verb == "touch":
+                memory.touch(keys, now, stop)
+            elif verb == "read":
+                memory.read(keys[: memory.find(keys, now)], now + 3)
+            elif verb == "store":
+                room = memory.store(keys, min(first, stop), stop, now)
+            else:
+                room = memory.prepare(keys[min(first, stop) : stop], now)
+            for block in room.blocks if room is not None else ():
+                block.ready_ns = now + 2
+            answers[-1] += (None if room is None else (room.keys, room.dropped),)
+        assert answers[0] == answers[1]
+        assert {key: noted.get(key) is not None for key in keys} == {key: key in plain.blocks for key in keys}

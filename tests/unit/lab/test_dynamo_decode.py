@@ -78,11 +78,8 @@ def test_a_block_that_is_read_is_the_last_to_go_afterwards() -> None:
     for i in range(3):
         memory.identity[i] = i
         memory.insert(i, Block(ready_ns=i))
-    block = memory.get(0)
-    assert block is not None
-    block.read_until = 20
     memory.touch([], 10)
-    memory.read([0])
+    memory.read([0], 20)
     assert memory.evict(3, (), 10) is None, "a block that is read stays"
     memory.touch([1, 2], 10)  # the first one of a prompt goes last
     assert memory.evict(3, (), 20) == [2, 1, 0]

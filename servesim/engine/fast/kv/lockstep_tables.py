@@ -180,6 +180,10 @@ class TableTurns(LockstepMemory):
         rounds = [rank.size * ((k - 1 - (phase - turn) % bs) // bs + 1) for phase, rank in self._ranks.items()]
         return sum(rounds) * bs
 
+    def holds(self, request: Request) -> bool:
+        """Return whether a request is a member, so that its memory grows with the turns."""
+        return request in self._rank_of or request in self._asleep
+
     def complete(self, request: Request) -> None:
         """Complete the table of a request."""
         rank = self._rank_of.get(request)

@@ -34,8 +34,9 @@ class FastPaged(Paged):
         return super().tables
 
     def slots(self, request: Request) -> int:
-        self.turns.look()
-        self.turns.complete(request)
+        if self.turns.holds(request):
+            self.turns.look()
+            self.turns.complete(request)
         return super().slots(request)
 
     def usage(self) -> Usage:
@@ -70,8 +71,9 @@ class FastPrefixHash(PrefixHash):
         return super().idle_tokens(hit)
 
     def slots(self, request: Request) -> int:
-        self.turns.look()
-        self.turns.complete(request)
+        if self.turns.holds(request):
+            self.turns.look()
+            self.turns.complete(request)
         return super().slots(request)
 
     def usage(self) -> Usage:
