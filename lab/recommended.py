@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from servesim.experiments.bounds import Work, optimistic_rate, tpot_limit
 from servesim.experiments.capacity import Terms, opened
 from servesim.experiments.objects import Objects
-from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
 from servesim.experiments.recommend.lengths import Length
 from servesim.experiments.recommend.question import Question
 from servesim.experiments.recommend.race import Entrant, Race

@@ -8,11 +8,11 @@ from typing import Any
 
 from servesim.errors import UserError
 from servesim.experiments.axes import product
+from servesim.experiments.bounds import Work
 from servesim.experiments.capacity import Terms, check_question
 from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.objects import Objects
 from servesim.experiments.recommend.aims import Aim, MostForBudget, MostTraffic, PriceForRate, PricePerRequest
-from servesim.experiments.recommend.bounds import Work
 from servesim.experiments.recommend.lengths import MOST, RELAXATIONS, Length, horizon_s, relaxation_s, work_of
 from servesim.experiments.recommend.space import Point, Space, space_of
 from servesim.experiments.replicates import replicates_of

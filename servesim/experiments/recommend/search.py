@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
+from servesim.experiments.bounds import Work, optimistic_rate, tpot_limit
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.metrics import METRICS
 from servesim.experiments.outcome import Measuring
 from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate
 from servesim.experiments.recommend.answer import Story
-from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
 from servesim.experiments.recommend.lengths import EARLY, Length, horizon_s
 from servesim.experiments.recommend.question import Question
 from servesim.experiments.recommend.race import Entrant, Race, climb, screen

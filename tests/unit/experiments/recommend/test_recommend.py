@@ -11,9 +11,9 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.experiments.axes import Variant
+from servesim.experiments.bounds import Work, optimistic_rate
 from servesim.experiments.goals import goals_of
 from servesim.experiments.recommend.aims import Headroom, MostForBudget, MostTraffic, PriceForRate, PricePerRequest
-from servesim.experiments.recommend.bounds import Work, optimistic_rate
 from servesim.experiments.recommend.lengths import Length, horizon_s, relaxation_s, work_of
 from servesim.experiments.recommend.space import space_of
 from servesim.run.scenario import Scenario
