@@ -12,9 +12,7 @@ from servesim.cost.curve import Curve
 class CurveSources(RunSources):
     """Sources of a run of steps that differ only in the contexts attended to by their decodes."""
 
-    def __init__(
-        self, fixed: list[int], known: int, curve: Curve | None, context: int, step: int, gpu: Times
-    ) -> None:
+    def __init__(self, fixed: list[int], known: int, curve: Curve | None, context: int, step: int, gpu: Times) -> None:
         """Split steps that take `gpu` ns each: `fixed` is the time by source, `known` the part accounted for (see
         `whole`), and the rest goes to the source of `curve` at the sum of contexts, which starts at `context` and grows
         by `step` per step. `curve` is None if there is no decode attention."""

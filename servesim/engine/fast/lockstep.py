@@ -247,7 +247,7 @@ class Lockstep(CounterKeeper):
             if cap <= begun:
                 cap -= self.overrun  # immediately, although it is not in the steps in flight
             heappush(self._caps, (cap, order, request))
-        if self._joined % TIDY == 0:
+        if self.num_joined % TIDY == 0:
             self._tidy()
 
     def _tidy(self) -> None:
