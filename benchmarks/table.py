@@ -2,7 +2,7 @@
 
 Run it with `.venv-compiled/bin/python` (`make compiled`) for the compiled build. Without names, all cases but the quick
 ones, the streams, the routers and those of `--out`; groups are table, policies, requests, batch, tree, stream,
-features, routers, drafts, queues, quick and out. `--json FILE` keeps the figures of these cases, beside those of others.
+features, routers, drafts, queues, quick and out. `--json FILE` keeps the figures of these cases beside those of others.
 """
 
 from __future__ import annotations
