@@ -42,7 +42,7 @@ def test_requests_that_ended_long_before_their_cap_are_forgotten() -> None:
     ).run()
     lockstep = cluster.replicas[0].core.lockstep
     assert isinstance(lockstep, Lockstep)
-    assert lockstep._joined == n
+    assert lockstep.num_joined == n
     assert max(len(heap) for heap in (lockstep._ends, lockstep._caps, lockstep._longest)) < 100
 
 
