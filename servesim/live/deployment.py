@@ -26,7 +26,7 @@ def why_no_samples(scenario: Scenario, also: str = "") -> str:
     that is on, whatever the scenario says."""
     try:
         setup = set_up(scenario, one_row(1, [1, 1]))
-        check_together(setup.scenario, setup.pools, setup.trace, also=also)
+        check_together(setup.scenario, setup.pools, samples=True, also=also)
     except UserError as error:
         return str(error)
     return ""
