@@ -227,6 +227,8 @@ class StreamedRecords(Records):
     def flush(self) -> None:
         super().flush()
         self.recorder.requests.flush()
+        if len(self._partial):  # of the last request, which had not quite left
+            self._request_sink(self._partial[:0])
         self.recorder.pool()
 
     def close(self) -> None:

@@ -93,6 +93,16 @@ CASES: dict[str, dict[str, Any]] = {
         "clients": {"ttft_timeout_s": 0.2, "timeout_s": 1.5, "max_concurrency": 60},
     },
     "samples of some": {"requests": 400},
+    "lost samples": {
+        "trace": SAMPLES,
+        "requests": 400,
+        "rate": 60,
+        "replicas": 2,
+        "scheduler": "sglang",
+        "kv": "prefix-radix",
+        "clients": {"ttft_timeout_s": 0.15},
+        "cluster": {"failures": ["crash:replica=0,at=2,restart=1", "crash:replica=1,at=4,restart=1"]},
+    },
 }
 
 
