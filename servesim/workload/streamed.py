@@ -39,8 +39,12 @@ class StreamedWorkload(TraceWorkload):
 
     def pop(self) -> tuple[Request, int]:
         popped = super().pop()
-        self._now = popped[0].arrival_ns
-        self._in_flight.setdefault(_row_of(popped[0]), self._now)
+        request = popped[0]
+        self._now = request.arrival_ns
+        if request.parent is None:
+            self._in_flight[request.row] = self._now
+        else:
+            self._in_flight.setdefault(request.parent.number, self._now)
         if self._next == self._end < self._count:
             first, chunk = self._end, next(self._chunks)
             self._further += len(self._samples.output_len) if self._samples is not None else 0
@@ -52,7 +56,7 @@ class StreamedWorkload(TraceWorkload):
         outstanding = self._outstanding
         super().on_finish(request, now)
         if self._outstanding < outstanding:  # else there are more samples
-            del self._in_flight[_row_of(request)]
+            del self._in_flight[request.row if request.parent is None else request.parent.number]
 
     def future(self) -> list[Request] | None:
         return None
@@ -92,8 +96,3 @@ class StreamedWorkload(TraceWorkload):
         self._starts.append(first)
         self._traces.append(chunk)
         self._unread.append(len(chunk))
-
-
-def _row_of(request: Request) -> int:
-    """Return the row of a request or of what it is a sample of."""
-    return request.row if request.parent is None else request.parent.number
