@@ -31,7 +31,7 @@ class ClusterView(Protocol):
     """List of servesim.engine.replica.Replica, by index, which may grow."""
     waiting: Any
     """servesim.engine.waiting.Waiting: `recall()` calls the router again for the requests waiting in it;
-    `num_for(serves)`."""
+    `num_for(serves)`; `holds(request)`."""
     telling: Any
     """servesim.engine.telling.Telling: `finish(request)` notifies the router that a request has left its replica."""
     router: Router
@@ -42,6 +42,9 @@ class ClusterView(Protocol):
 
     def place(self, request: Request, output_len: int) -> None:
         """Get the router's decision for a request, and send it there."""
+
+    def enter(self, request: Request, output_len: int) -> None:
+        """Let a request arrive that a part has made, and send it as `place` does."""
 
     def tell_sent(self, request: Request, output_len: int, index: int) -> None:
         """Notify all parts that a request goes to a replica."""

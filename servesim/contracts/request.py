@@ -218,6 +218,8 @@ class ParentRequest:
     """Number of members, at the end of the list, that are created once the prompt of the first has been computed."""
     replica: int = -1
     """Replica that serves it; samples can share a prompt only there."""
+    answering: bool = False
+    """Whether its samples have been sent after the request that computes their prompt."""
     tokenized: bool = False
     """Whether the front end has tokenized its prompt, which happens once."""
     num_gone: int = 0
@@ -237,7 +239,7 @@ class ParentRequest:
         if failed and not self.reason:
             self.reason = request.reason
         if request.sample < 0:
-            return failed
+            return failed and not self.answering
         self.num_gone += 1
         return self.num_gone == len(self.sent)
 

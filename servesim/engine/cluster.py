@@ -218,6 +218,11 @@ class Cluster:
 
     # Lifecycle of a request.
 
+    def enter(self, request: Request, output_len: int) -> None:
+        """Let a request arrive that a part has made."""
+        self.num_arrived += 1
+        self.place(request, output_len)
+
     def place(self, request: Request, output_len: int) -> None:
         """Carry out the router's decision for a request, unless a part sends it."""
         if self._sends and any(sends(request, output_len) for sends in self._sends):

@@ -88,7 +88,7 @@ class Replica:
         lost.on_leave = lambda request: None
         for request in [*lost.scheduler.running, *lost.scheduler.waiters()]:
             lost.abort(request, self.clock.ns)
-        core.next_step_id, core.spec_stats = lost.next_step_id, lost.spec_stats
+        core.next_step_id, core.spec_stats, core.num_forked = lost.next_step_id, lost.spec_stats, lost.num_forked
         self.up, self._awaited, self._at_boundary = False, None, []
         self._wire(core)
 

@@ -58,15 +58,14 @@ class Telling(Part):
         self._recall()
         if not self._tells_finish:
             return
-        parent = request.parent
+        parent, lost = request.parent, request.reason == LOST
         if parent is not None and self._forks:
-            if parent.num_gone < len(parent.sent):
+            if parent.num_gone < len(parent.sent) and not lost:
                 return
             request = parent.members[0]
-        lost = request.reason == LOST or request.state is State.REJECTED
-        status: FinishStatus = "failed" if lost else "cancelled"
-        if request.state is State.FINISHED:
-            status = "finished"
+        status: FinishStatus = "finished" if request.state is State.FINISHED else "cancelled"
+        if lost or request.state is State.REJECTED:
+            status = "failed"
         self._router.on_finish(request, request.replica, status)
 
     def dropped(self, request: Request) -> None:

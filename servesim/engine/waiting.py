@@ -51,6 +51,10 @@ class Waiting:
             self._clock.at(self._clock.ns + wait.most_ns, ABORT, partial(self._expire, entry, wait.status))
         self._wake(wait)
 
+    def holds(self, request: Request) -> bool:
+        """Return whether a request is waiting here."""
+        return request in self._held
+
     def drop(self, request: Request) -> bool:
         """Remove a request that has left. Return False if it was not waiting here."""
         return self._held.pop(request, None) is not None

@@ -76,7 +76,7 @@ class Arrivals:
         self._on_left(request, now)
         if request.parent is not None:
             if request.sample < 0:
-                del self._alone[request.parent.number]
+                self._alone.pop(request.parent.number, None)
             self._fan_out.leave(request, now)
             if self._fan_out.next_ns() is not None:
                 self._on_due(now)

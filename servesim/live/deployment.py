@@ -8,7 +8,7 @@ import numpy as np
 
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario
-from servesim.run.setup import Setup, check_together, set_up
+from servesim.run.setup import Setup, set_up
 from servesim.workload.trace import Samples, Trace
 
 
@@ -21,12 +21,10 @@ def set_up_live(scenario: Scenario) -> Setup:
     return setup
 
 
-def why_no_samples(scenario: Scenario, also: str = "") -> str:
-    """Return why a deployment cannot serve several samples of a prompt, or an empty text if it can. `also`: a feature
-    that is on, whatever the scenario says."""
+def why_no_samples(scenario: Scenario) -> str:
+    """Return why a deployment cannot serve several samples of a prompt, or an empty text if it can."""
     try:
-        setup = set_up(scenario, one_row(1, [1, 1]))
-        check_together(setup.scenario, setup.pools, setup.trace, also=also)
+        set_up(scenario, one_row(1, [1, 1]))
     except UserError as error:
         return str(error)
     return ""

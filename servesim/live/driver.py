@@ -181,9 +181,7 @@ class Driver:
 
     def _check_samples(self) -> None:
         if self._no_samples is None:
-            self._no_samples = why_no_samples(
-                self.setup.scenario, self.operations.feature if self.operations is not None else ""
-            )
+            self._no_samples = why_no_samples(self.setup.scenario)
         if self._no_samples:
             raise UserError(self._no_samples)
 

@@ -24,7 +24,7 @@ class Operations:
     def __init__(self, setup: Setup) -> None:
         """Add the part to a run. Raise UserError if something in the run excludes it."""
         scenario = setup.scenario
-        check_together(scenario, setup.pools, setup.trace, also=FailuresFeature.name)
+        check_together(scenario, setup.pools, samples=setup.facts.samples, also=FailuresFeature.name)
         self.done: list[str] = []
         """Texts of what was done, with its times, in the form of `cluster.failures`."""
         self._setup, self._kind_of = setup, kinds_of(setup)

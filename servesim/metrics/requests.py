@@ -171,7 +171,7 @@ class RequestColumns:
     def lookups(self, count: int) -> list[tuple[int, int]]:
         t = self.sequences
         last = np.lexsort((t["row"], t["scheduled_ns"]))
-        last = last[_looked_up(self)[last]][-count:]
+        last = last[looked_up(self)[last]][-count:]
         return list(zip(t["prompt_len"][last].tolist(), t["hit_tokens"][last].tolist(), strict=True))
 
     def service(self, rows: int) -> Service:
@@ -205,7 +205,7 @@ def _of_completed(column: str) -> Callable[[RequestColumns], int]:
     return lambda c: int(c.completed(column).sum())
 
 
-def _looked_up(c: RequestColumns) -> NDArray[np.bool_]:
+def looked_up(c: RequestColumns) -> NDArray[np.bool_]:
     """Return the sequences that were admitted on their own; a sequence forked from another shares its whole prompt and
     does no lookup."""
     table = c.sequences
@@ -215,7 +215,7 @@ def _looked_up(c: RequestColumns) -> NDArray[np.bool_]:
 
 
 def _of_admitted(column: str) -> Callable[[RequestColumns], int]:
-    return lambda c: int(c.sequences[column][_looked_up(c)].sum())
+    return lambda c: int(c.sequences[column][looked_up(c)].sum())
 
 
 def _computed(c: RequestColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

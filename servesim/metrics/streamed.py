@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from servesim.contracts.request import State
 from servesim.metrics.load import EARLY, TENTHS, Load, expected_present, shortest_mean, squared_variation
 from servesim.metrics.prefix_cache import RecentHitRate
-from servesim.metrics.requests import LATENCIES, MS, TOTALS, Limits, RequestColumns, Service, Stats
+from servesim.metrics.requests import LATENCIES, MS, TOTALS, Limits, RequestColumns, Service, Stats, looked_up
 from servesim.metrics.sketch import Sketch
 from servesim.sentinels import NEVER
 
@@ -77,8 +77,9 @@ class StreamedRequests(StreamedPart):
             self._why.setdefault(state, Counter()).update(columns.why(state))
         self._overlap.add(columns.completed("arrival_ns"), columns.completed("last_token_ns"), settled_ns)
         self._grid.add(*columns.stays())
-        seen = np.stack([columns.table[name] for name in ("scheduled_ns", "row", "prompt_len", "hit_tokens")], axis=1)
-        seen = np.concatenate([self._recent, seen[seen[:, 0] >= 0]])
+        names = ("scheduled_ns", "row", "prompt_len", "hit_tokens")
+        seen = np.stack([columns.sequences[name] for name in names], axis=1)[looked_up(columns)]
+        seen = np.concatenate([self._recent, seen])
         self._recent = seen[np.lexsort((seen[:, 1], seen[:, 0]))][-RecentHitRate().window :]
 
     def why(self, ended: State) -> dict[str, int]:

@@ -74,7 +74,7 @@ def check_independent(setup: Setup) -> None:
         "there are several pools": bool(scenario.pools),
         **dict.fromkeys([*_reasons(scenario), *_followers(setup)], True),
         "requests wait for other requests": setup.trace.after is not None or clients.max_sessions is not None,
-        "requests ask for several samples (n > 1)": setup.trace.samples is not None,
+        "requests ask for several samples (n > 1)": setup.facts.samples,
         "clients.max_concurrency makes requests wait for other requests": clients.max_concurrency is not None,
         "clients.retries sends requests again": clients.retries > 0,
         "clients give up, and cancellations reach replicas in order": setup.trace.cancel_ns is not None

@@ -18,11 +18,11 @@ from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.streamed import StreamedRequests
 from servesim.plugins.user_policies import blaming
-from servesim.records.columns import Rows
+from servesim.records.columns import REQUEST_COLUMNS, Rows
 from servesim.records.recorder import Recorder
 from servesim.run.label_groups import Labels, StreamedLabels, by_label
 from servesim.run.result import request_table, sample_table
-from servesim.run.result_files import DELIVERIES, REQUESTS, STEPS, STREAMED, ResultWriter
+from servesim.run.result_files import DELIVERIES, REQUESTS, SAMPLES, STEPS, STREAMED, ResultWriter
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup
 from servesim.workload.predictor import predict
@@ -38,7 +38,7 @@ class Records:
     workload: TraceWorkload
     notes: tuple[str, ...] = ()
     samples: Any = None
-    """A pyarrow table of output sequences, for requests with several samples."""
+    """A pyarrow table of output sequences, for requests with several samples, or the path of its file."""
 
     def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:
         self._setup, self._writer = setup, writer
@@ -160,6 +160,8 @@ class StreamedRecords(Records):
     def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:
         self._all = StreamedRequests(setup.facts.first_ns)
         self._gaps = Sketch()
+        self._partial = np.empty((0, len(REQUEST_COLUMNS)), dtype=np.int64)
+        """Records of samples whose request has others that have not left."""
         self._groups = {kind: StreamedLabels() for kind in GROUPS if kind in setup.facts.labels}
         super().__init__(setup, writer)
 
@@ -179,10 +181,31 @@ class StreamedRecords(Records):
         def predicted(chunk: Any, first: int) -> Any:
             return predict(predictor, chunk, scenario.seed, first)
 
-        return StreamedWorkload(stream.read(), len(self._setup.facts), predicted, clients)
+        form, facts = self._setup.cores[0].scheduler.samples, self._setup.facts
+        return StreamedWorkload(stream.read(), len(facts), predicted, clients, form, facts.samples)
 
     def _request_sink(self, rows: Rows) -> None:
-        columns, scenario = RequestColumns.of(rows, self.recorder.reasons), self._setup.scenario
+        if self._setup.facts.samples:
+            rows = self._whole(rows)
+        reasons = self.recorder.reasons
+        if len(rows):
+            self._add(RequestColumns.of(rows, reasons))
+        kept = {row: reasons[row] for row in self._partial[:, 0].tolist()}
+        reasons.clear()
+        reasons.update(kept)
+
+    def _whole(self, rows: Rows) -> Rows:
+        """Return the records of requests all of whose samples have left, and keep the others."""
+        rows = np.concatenate((self._partial, rows))
+        sample, number = (rows[:, REQUEST_COLUMNS.index(name)] for name in ("sample", "request"))
+        several = np.unique(number[sample != 0]).tolist()
+        later = np.isin(number, [row for row in several if self.workload.in_flight(row)]) & (sample != 0)
+        self._partial = rows[later]
+        whole: Rows = rows[~later]
+        return whole
+
+    def _add(self, columns: RequestColumns) -> None:
+        scenario = self._setup.scenario
         slo, own = scenario.slo, scenario.slo_classes
         if self.replicas is not None:
             self._add_served(self.replicas, columns)
@@ -196,13 +219,16 @@ class StreamedRecords(Records):
             group.add(columns, texts[kind], slo, own if kind == "class" else {})
         if self._writer is not None:
             self._writer.add_table(REQUESTS, self._with_columns(request_table(columns, texts), columns))
+            if (samples := sample_table(columns)) is not None:
+                self._writer.add_table(SAMPLES, samples)
         self._tell_settled(columns)
         self.workload.forget(numbers)
-        self.recorder.reasons.clear()
 
     def flush(self) -> None:
         super().flush()
         self.recorder.requests.flush()
+        if len(self._partial):  # of the last request, which had not quite left
+            self._request_sink(self._partial[:0])
         self.recorder.pool()
 
     def close(self) -> None:
@@ -212,6 +238,7 @@ class StreamedRecords(Records):
         self.limits = self._setup.scenario.slo if self._setup.scenario.slo_classes and "class" in self.groups else None
         self.retries = 0
         self.table = self._writer.out / REQUESTS if self._writer is not None else None
+        self.samples = self._writer.out / SAMPLES if self._writer is not None and self._setup.facts.samples else None
 
 
 def clients_of(scenario: Scenario) -> Clients:

@@ -71,7 +71,7 @@ class Result:
     ) -> None:
         """Build a result. `requests` is a pyarrow table, or the path of its file; `streamed` has the chunks of the
         tables of steps and deliveries by file name, or the Parquet files themselves, or None if not kept. `samples`: a
-        pyarrow table of the samples, if requests have several."""
+        pyarrow table of the samples, if requests have several, or the path of its file."""
         self.summary = summary
         """All figures, as in summary.json: latencies in ms, durations in s, shares between 0 and 1."""
         self.scenario = scenario
@@ -114,7 +114,7 @@ class Result:
         if self._samples is None:
             alone: pd.DataFrame = self.requests.assign(sample=0, request=self.requests["row"])
             return alone
-        several = self._samples.to_pandas()
+        several = self._sample_table().to_pandas()
         alone = self.requests[~self.requests["row"].isin(several["request"])]
         alone = alone.assign(sample=0, request=alone["row"])
         both: pd.DataFrame = pd.concat([alone[several.columns], several]).sort_values("row", ignore_index=True)
@@ -157,7 +157,7 @@ class Result:
             for file in STREAMED:
                 for chunk in self._chunks(file):
                     writer.add(file, chunk)
-            writer.finish(self.summary, requests, self.scenario.to_yaml(), self.timing, self._samples)
+            writer.finish(self.summary, requests, self.scenario.to_yaml(), self.timing, self._sample_table())
         finally:
             writer.discard()
         return writer.out
@@ -190,7 +190,7 @@ class Result:
                 {key: value for key, value in read_json(folder / TIMING).items() if key != DIGESTS},
                 folder / REQUESTS if scenario.stream else _stored(folder / REQUESTS),
                 {file: folder / file for file in STREAMED},
-                _stored(folder / SAMPLES) if (folder / SAMPLES).exists() else None,
+                folder / SAMPLES if (folder / SAMPLES).exists() else None,
             )
 
     def _request_table(self) -> Any:
@@ -202,6 +202,13 @@ class Result:
             with reading(self._requests):
                 return _stored(self._requests).sort_by("row")
         return self._requests
+
+    def _sample_table(self) -> Any:
+        """Return the samples as a pyarrow table in order of their numbers, or None if no request has several."""
+        if isinstance(self._samples, Path):
+            with reading(self._samples):
+                return _stored(self._samples).sort_by("row")
+        return self._samples
 
     def _frame(self, file: str) -> pd.DataFrame:
         import pandas as pd

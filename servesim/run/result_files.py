@@ -113,17 +113,17 @@ class ResultWriter:
     ) -> None:
         """Write the rest and put the directory in place. `page` writes the report of the whole directory into it;
         `requests` is a pyarrow table, unless it has been written; `samples` is another one, if requests have several
-        samples."""
+        samples, unless it has been written."""
         import pyarrow.parquet as pq
 
-        written = REQUESTS in self._open
+        written = {REQUESTS, SAMPLES} & {*self._open}
         for file in STREAMED.keys() - self._open.keys():  # no rows: still write an empty table
             self.add(file, np.empty((0, len(STREAMED[file])), dtype=np.int64))
         with writable(self.out):
             self._close()
-            if not written:
+            if REQUESTS not in written:
                 pq.write_table(requests, self.partial / REQUESTS, compression="zstd")
-            if samples is not None:
+            if samples is not None and SAMPLES not in written:
                 pq.write_table(samples, self.partial / SAMPLES, compression="zstd")
             (self.partial / SUMMARY).write_text(to_json(summary), encoding="utf-8")
             (self.partial / SCENARIO).write_text(scenario_yaml, encoding="utf-8")

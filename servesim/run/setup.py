@@ -146,8 +146,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) 
         for server, (name, role, _), size in zip(servers, asked, sizes, strict=True)
     ]
     scenario = _resolved(scenario, pools, {"name": scenario.router["name"], **dataclasses.asdict(params)})
-    check_together(scenario, pools, trace)
-    _check_models(pools, trace)
+    check_together(scenario, pools, samples=facts[sizes[0]].samples)
+    _check_models(pools, trace, facts[sizes[0]].samples)
     parse_predictor(scenario.predictor)
     tells = any(PREDICTED in each.scheduler.needs for each in policies)
     predictor = scenario.predictor if tells else "max_tokens"
@@ -209,13 +209,13 @@ def _resolved(scenario: Scenario, pools: list[PoolSetup], router: dict[str, Any]
     return scenario.model_copy(update=resolved_pools(each) | shared | {"router": router})
 
 
-def check_together(scenario: Scenario, pools: list[PoolSetup], trace: Trace, also: str = "") -> None:
-    """Raise UserError for features of a run that exclude one another. `also`: a feature that is on, whatever the
-    scenario says."""
+def check_together(scenario: Scenario, pools: list[PoolSetup], *, samples: bool, also: str = "") -> None:
+    """Raise UserError for features of a run that exclude one another. `samples`: whether requests ask for several
+    samples; `also`: a feature that is on, whatever the scenario says."""
     scenarios = [pool.scenario for pool in pools]
     on = [f for f in features_of(scenario) if f.name == also or f.is_on(scenario) or any(map(f.is_on, scenarios))]
     present = {feature.name for feature in on}
-    present |= {"samples"} if trace.samples is not None else set()
+    present |= {"samples"} if samples else set()
     present |= {"stream"} if scenario.stream else set()
     present |= {"pp"} if any(each.pp > 1 for each in scenarios) else set()
     present |= {"speculation"} if any(each.speculation["name"] != "none" for each in scenarios) else set()
@@ -225,10 +225,10 @@ def check_together(scenario: Scenario, pools: list[PoolSetup], trace: Trace, als
                 raise UserError(reason)
 
 
-def _check_models(pools: list[PoolSetup], trace: Trace) -> None:
+def _check_models(pools: list[PoolSetup], trace: Trace, samples: bool) -> None:
     """Set the models that each pool serves; raise UserError if no pool serves a requested model, or if pools serve
     several samples of a request in different ways."""
-    if trace.samples is not None:
+    if samples:
         for pool in pools:
             check_samples(pool.cores[0].scheduler, pool.cores[0].kv)
         if len({pool.server.policies.scheduler.samples for pool in pools}) > 1:

@@ -29,7 +29,7 @@ def predict(spec: str, trace: Trace, seed: int = 0, first: int = 0) -> Ints:
         further = trace.samples.rows
         place = 1 + np.arange(len(further)) - trace.samples.offsets[further]
         cap, truth = np.concatenate((cap, cap[further])), np.concatenate((truth, trace.samples.output_len))
-        rows, samples = np.concatenate((rows, further)), np.concatenate((samples, place))
+        rows, samples = np.concatenate((rows, first + further)), np.concatenate((samples, place))
     if name == "max_tokens":
         return cap
     if name == "exact" or error == 0:

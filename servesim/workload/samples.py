@@ -70,7 +70,8 @@ class FanOut:
         parent = request.parent
         assert parent is not None
         gone = parent.leave(request)
-        if request.sample < 0 and not gone:
+        if request.sample < 0 and not gone and not parent.answering:
+            parent.answering = True
             for member in parent.members:
                 member.arrival_ns = now
             self._send(parent, 0, now)

@@ -25,12 +25,16 @@ class TraceDigest:
     def __init__(self) -> None:
         self._columns: dict[str, Any] = {}
         self._rows = 0
+        self._single = 0  # last rows that ask for one sample, while it is not known whether any row asks for several
 
     def add(self, chunk: Trace) -> None:
         """Add the next rows."""
         self._rows += len(chunk)
         for name in ("arrival_ns", "prompt_len", "output_len", "max_tokens", "stop", "priority", "cancel_ns"):
             self._numbers(name, getattr(chunk, name))
+        self._single += len(chunk) if chunk.samples is None else 0
+        if chunk.samples is not None:
+            self._count_single()
         for name in ("content", "after", "samples"):
             part = getattr(chunk, name)
             if part is not None:
@@ -43,10 +47,16 @@ class TraceDigest:
 
     def hexdigest(self) -> str:
         """Return the digest of all rows so far."""
+        if "samples.counts" in self._columns:
+            self._count_single()
         whole = hashlib.sha256(b"servesim trace 2" + self._rows.to_bytes(8, "little"))
         for name, column in sorted(self._columns.items()):
             whole.update(name.encode() + b"\0" + column.digest())
         return whole.hexdigest()
+
+    def _count_single(self) -> None:
+        self._numbers("samples.counts", np.zeros(self._single))
+        self._single = 0
 
     def _column(self, name: str) -> Any:
         return self._columns.setdefault(name, hashlib.sha256())

@@ -124,11 +124,6 @@ class TraceFacts:
                 raise UserError(f"trace {trace.name}: row {count}: arrives before the row above it")
             first, last = (first if count else int(chunk.arrival_ns[0])), int(chunk.arrival_ns[-1])
             count += len(chunk)
-            if chunk.samples is not None and isinstance(trace, TraceStream):
-                raise UserError(
-                    f"trace {trace.name}: requests ask for several samples (n > 1), which a streamed run does not "
-                    "support. Run it without --stream."
-                )
             samples = samples or chunk.samples is not None
             digest.add(chunk)
             notes.update(dict.fromkeys(chunk.notes))

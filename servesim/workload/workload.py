@@ -87,20 +87,22 @@ class TraceWorkload:
         clients: Clients | None = None,
         form: SampleForm = "children",
         count: int | None = None,
+        several: bool = False,
     ) -> None:
         """Begin a replay. `predicted` holds the output lengths that policies see, for each row and then for each
-        further sample; if it is None, they see the caps. `count` is the number of rows of the whole trace if `trace` is
-        only its beginning (engine.streamed_workload)."""
+        further sample; if it is None, they see the caps. If `trace` is only the beginning of a trace
+        (servesim.workload.streamed), `count` is the number of rows of the whole, and `several` says whether any of them
+        asks for several samples."""
         self.unsent = 0
         """Number of requests never sent because they depend on a failed one."""
         self._clients = clients = clients or Clients()
         self._count = len(trace) if count is None else count
         self._left = self._count  # rows neither sent nor given up
         self._again = 0  # retries not yet sent
+        self._further = 0  # further samples of the rows before the window
         self._window(trace, predicted, 0)
         self._form = form
-        self._samples = trace.samples
-        self._fan_out = FanOut(form) if trace.samples is not None else None
+        self._fan_out = FanOut(form) if several or trace.samples is not None else None
         self._due: list[tuple[int, int]] = []  # rows that will be sent out of trace order, by send time
         self._next = 0  # first row sent at its recorded time regardless of other events
         self._sessions: Sessions | None = None
@@ -121,7 +123,7 @@ class TraceWorkload:
 
     def _window(self, trace: Trace, predicted: Ints | None, first: int) -> None:
         """Load the rows of `trace`, which begin at row `first` of the whole trace."""
-        self._first, self._end = first, first + len(trace)
+        self._first, self._end, self._samples = first, first + len(trace), trace.samples
         self._ids = trace.request_id
         columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority, trace.stop)
         self._arrival, self._prompt, self._output, self._cap, self._priority, self._stop = (c.tolist() for c in columns)
@@ -171,23 +173,22 @@ class TraceWorkload:
             if self._sessions is not None:
                 self._release(row, DISPATCH, now)
         if self._fan_out is not None:
-            return self._opened(number, row, self._output[row], now)
+            return self._opened(number, row, self._output[row - self._first], now)
         return self._request(number, row, now), self._output[row - self._first]
 
     def _opened(self, number: int, row: int, output_len: int, now: int) -> tuple[Request, int]:
         """Return the first request to send for request `number`, which may have several samples, and its output
         length."""
-        samples, fan_out = self._samples, self._fan_out
-        assert samples is not None
+        samples, fan_out, at = self._samples, self._fan_out, row - self._first
         assert fan_out is not None
-        lengths = samples.lengths(row)
-        if not lengths:
+        lengths = samples.lengths(at) if samples is not None else []
+        if samples is None or not lengths:
             return self._request(number, row, now), output_len
-        rows, start = self._count, int(samples.offsets[row])
-        further = FURTHER + number // rows * len(samples.output_len) + start
+        start = int(samples.offsets[at])
+        further = FURTHER + number // self._count * len(samples.output_len) + self._further + start
 
         def make(sample: int) -> Request:
-            return self._request(number, row, now, rows + start + sample - 1 if sample else row)
+            return self._request(number, row, now, start + sample - 1 if sample else -1)
 
         return fan_out.open([output_len, *lengths], make, now, further=further, prompt=PROMPTS + number)
 
@@ -246,15 +247,19 @@ class TraceWorkload:
         for entry in self._sessions.release(row, trigger, now):
             heappush(self._due, entry)
 
-    def _request(self, number: int, row: int, now: int, text: int | None = None) -> Request:
-        """Return request `number` or, if `text` is set, the sample of it whose answer is that text."""
+    def _request(self, number: int, row: int, now: int, sample: int | None = None) -> Request:
+        """Return request `number` or, if `sample` is set, one of its samples: a further sample of the window by its
+        place, or the first one (-1)."""
         attempt, at = number // self._count, row - self._first
+        place, answer = at, row
+        if sample is not None and sample >= 0:
+            place, answer = len(self._prompt) + sample, self._count + self._further + sample
         name = self._ids[at] if self._ids is not None else str(row)
         content = None
-        if self._content is not None or text is not None:
+        if self._content is not None or sample is not None:
             runs = self._content.runs(at) if self._content is not None else [(row, self._prompt[at])]
             told = (self._told, at) if self._told is not None and self._told is not self._content else None
-            content = RunContent(row if text is None else text, runs, told)
+            content = RunContent(answer, runs, told)
         session, tenant, slo_class, model = [labels[at] if labels is not None else "" for labels in self._labels]
         return Request(
             number,
@@ -268,7 +273,7 @@ class TraceWorkload:
             session,
             tenant,
             slo_class,
-            self._predicted[at if text is None else text],
+            self._predicted[place],
             self._deadlines(at, now) if self._impatient else (),
             self._stop[at],
             model=model,

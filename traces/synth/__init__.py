@@ -67,10 +67,10 @@ def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
 
 
 def drawn_in_chunks(spec: str) -> bool:
-    """Return whether a spec's requests can be drawn in chunks. They cannot if states or conversations span requests, or
-    if requests have several samples, which streamed runs do not support."""
+    """Return whether a spec's requests can be drawn in chunks. They cannot if states or conversations span
+    requests."""
     _, calls = _parse(spec, None)
-    return calls["arrivals"].name != "mmpp" and not {"n", "lengths", "turns"} & set(calls)
+    return calls["arrivals"].name != "mmpp" and not {"lengths", "turns"} & set(calls)
 
 
 def synthesize_chunks(spec: str, requests: int | None, seed: int, chunk: int) -> Iterator[Trace]:
@@ -81,8 +81,9 @@ def synthesize_chunks(spec: str, requests: int | None, seed: int, chunk: int) ->
         rows = np.arange(first, min(first + chunk, n), dtype=np.int64)
         prompt, output = (lengths.draw(calls[side], rows, seed) for side in ("prompt", "output"))
         content = prefixes.draw(calls["prefix"], prompt, seed, first) if "prefix" in calls else None
-        times = _ns(clock.draw(rows))
-        yield Trace.from_lengths(_name(spec), times, prompt, output, content=content, notes=(_note(seed),))
+        samples = _samples(calls, rows, output, seed) if "n" in calls else None
+        times, notes = _ns(clock.draw(rows)), (_note(seed),)
+        yield Trace.from_lengths(_name(spec), times, prompt, output, content=content, samples=samples, notes=notes)
 
 
 def _samples(calls: dict[str, Call], rows: Ints, output: Ints, seed: int) -> Samples | None:

@@ -37,7 +37,8 @@ class FailureSettings(Section):
     token, the request fails or migrates."""
     migrations: int = Field(default=0, ge=0, le=1000)
     """Maximum number of times that a request goes on at another replica if its replica is lost after the first token,
-    with the tokens generated so far as part of its prompt (migration_limit of Dynamo)."""
+    with the tokens generated so far as part of its prompt (migration_limit of Dynamo). Requests with several samples do
+    not migrate."""
     reroute_delay_s: float = Field(default=0.05, ge=0, le=1e6)
     """Seconds before the first reroute. Each later delay is 1.5 times as long, up to 30 s, plus or minus 20 %, as in
     the gateways of SGLang and vLLM."""
@@ -60,7 +61,6 @@ class FailuresFeature(Feature):
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
-            "samples": "cluster.failures: requests with several samples (n > 1) cannot be rerouted",
             "jobs": "cluster.failures moves requests between replicas",
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from servesim.contracts.request import LAST, Request, State
+from servesim.workload.samples import PROMPTS
 
 
 def renew(request: Request) -> None:
@@ -12,6 +13,28 @@ def renew(request: Request) -> None:
     request.scheduled_ns = request._last_token_ns = -1
     request._num_tokens = request.prompt_len
     request.hit_tokens = request.loaded_tokens = request.lost_tokens = 0
+
+
+def prompt_again(prompt: Request) -> Request:
+    """Return a request that computes again the prompt that another one has computed for several samples."""
+    return Request(
+        prompt.row + PROMPTS,
+        prompt.name,
+        prompt.prompt_len,
+        prompt.max_tokens,
+        prompt.arrival_ns,
+        prompt.priority,
+        prompt.salt,
+        prompt.content,
+        prompt.session,
+        prompt.tenant,
+        prompt.slo_class,
+        prompt.predicted_output_len,
+        _stops=prompt._stops,
+        parent=prompt.parent,
+        sample=prompt.sample,
+        model=prompt.model,
+    )
 
 
 def migrate(request: Request) -> None:

@@ -73,7 +73,7 @@ class Failures(NamedTuple):
     migrations: int = 0
     """Maximum number of times a request goes on at another replica if its replica is lost after the first token, with
     the tokens generated so far as part of its prompt, without a pause: migration_limit of ai-dynamo 1.6.1, where 0 is
-    the default."""
+    the default. Requests with several samples do not migrate."""
     backoff_ns: int = 50_000_000
     """Pause before a request is rerouted; each pause is `growth` times the previous one, up to `most_ns`, give or take
     a share `jitter` of it. The defaults are those of sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17."""

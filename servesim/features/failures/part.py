@@ -13,7 +13,7 @@ from typing import Any
 from simpy.events import Event
 
 from servesim.contracts.part import ClusterView, Finished, Part
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import ParentRequest, Request, State
 from servesim.contracts.router import ReplicaState
 from servesim.cost.slowed import Slowed
 from servesim.draws import uniform_one
@@ -26,6 +26,7 @@ from servesim.features.failures.again import migrate, renew
 from servesim.features.failures.happenings import Add, Crash, Drain, Failures, Happening, OnNode, Slowdown
 from servesim.features.failures.networks import Networks, SlowNet
 from servesim.features.failures.nodes import Nodes, Outage
+from servesim.features.failures.samples import SampleGroups
 from servesim.features.failures.upgrade import Rollout, Upgrade
 from servesim.metrics.requests import RequestColumns
 
@@ -51,9 +52,13 @@ class Failing(Part):
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._networks = Networks(cluster, self.nodes)
+        self._samples = SampleGroups(cluster, self._failures.reroutes, self._pause_ns)
 
     def held(self) -> int:
-        return len(self._pausing)
+        return len(self._pausing) + self._samples.num_held()
+
+    def keeps(self, index: int) -> bool:
+        return self._samples.keeps(index)
 
     def start(self) -> None:
         known = self._failures
@@ -85,7 +90,10 @@ class Failing(Part):
         return self._slow.get(index)
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
-        self._here[request.owner or request] = output_len
+        if request.parent is not None:
+            self._samples.sent(request.parent, request, output_len)
+        else:
+            self._here[request.owner or request] = output_len
 
     def passed_on(self, request: Request, output_len: int, index: int) -> None:
         self._here[request] = output_len
@@ -93,15 +101,22 @@ class Failing(Part):
     def reaches(self, request: Request, index: int) -> bool:
         if self._cluster.replicas[index].up:
             return True
-        self._lose(request.owner or request)
+        if request.parent is not None:
+            self._samples.missed(request.parent, request)
+        else:
+            self._lose(request.owner or request)
         return False
 
     def left(self, request: Request) -> None:
         self._here.pop(request, None)
         self._pausing.pop(request, None)
         self._attempts.pop(request, None)
-        if request.replica in self._drained:
-            turnover.left_draining(self._cluster, request.replica)
+        index = request.replica
+        if request.parent is not None:
+            index = request.parent.replica  # forked samples are sent nowhere
+            self._samples.left(request.parent, request)
+        if index in self._drained:
+            turnover.left_draining(self._cluster, index)
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
         for rollout in self._rollouts:
@@ -182,14 +197,20 @@ class Failing(Part):
                 lost += self._stop(crash.replica)
         for crash in crashes:
             self._respond(crash)
-        for request in (requests := dict.fromkeys(lost)):
+        samples: dict[ParentRequest, list[Request]] = {}
+        alone: list[Request] = []
+        for request in dict.fromkeys(lost):
+            (alone if request.parent is None else samples.setdefault(request.parent, [])).append(request)
+        for request in alone:
             self._lose(request)
-        return len(requests)
+        for parent, those in samples.items():
+            self._samples.lose(parent, those)
+        return len(alone) + len(samples)
 
     def _stop(self, index: int) -> list[Request]:
         """Let a replica lose all its state; return the requests that it had."""
         there = [each for each in self._here if each.replica == index and each.leg is None]
-        return there + turnover.lose(self._cluster, index)
+        return there + self._samples.at(index) + turnover.lose(self._cluster, index)
 
     def _respond(self, crash: Crash) -> None:
         """Schedule what follows from the crash of a replica."""
@@ -239,13 +260,13 @@ class Failing(Part):
         else:
             renew(request)
         self._pausing[request] = output_len
-        pause = 0 if begun else self._pause_ns(request, attempts - 1)
+        pause = 0 if begun else self._pause_ns(request.row, attempts - 1)
         cluster.clock.at(cluster.clock.ns + pause, RECALL, partial(self._again, request))
 
-    def _pause_ns(self, request: Request, attempt: int) -> int:
+    def _pause_ns(self, row: int, attempt: int) -> int:
         failures = self._failures
         usual = min(failures.backoff_ns * failures.growth**attempt, failures.most_ns)
-        spread = 2 * uniform_one(failures.seed, "reroute", request.row, attempt) - 1
+        spread = 2 * uniform_one(failures.seed, "reroute", row, attempt) - 1
         return int(usual * (1 + failures.jitter * spread) + 0.5)
 
     def _again(self, request: Request, event: Event) -> None:

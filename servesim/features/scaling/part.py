@@ -60,7 +60,7 @@ class Scaling(Part):
 
     def __init__(self, scaled: list[Scaled]) -> None:
         self.scaled = scaled
-        self._parents: dict[ParentRequest, tuple[int, int]] = {}  # replica and samples that have left, of those there
+        self._parents: dict[ParentRequest, int] = {}  # that were sent: number of samples that have left
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
@@ -90,7 +90,7 @@ class Scaling(Part):
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
         if request.parent is not None:
-            self._parents.setdefault(request.parent, (index, 0))
+            self._parents.setdefault(request.parent, 0)
         for counts in self._counts.get(self._cluster.fleet.pool_of[index].name, ()):
             counts.arrive(request)
 
@@ -101,27 +101,26 @@ class Scaling(Part):
     def left(self, request: Request) -> None:
         cluster, parent = self._cluster, request.parent
         index = request.replica if parent is None else parent.replica  # forked samples are sent nowhere
-        if index < 0:
-            return
         if parent is not None:
             self._sample_left(request, parent)
+        if index < 0:
+            return
         if request.state is State.FINISHED:
             for counts in self._counts.get(cluster.fleet.pool_of[index].name, ()):
                 counts.finish(request)
         turnover.left_draining(cluster, index)
 
     def _sample_left(self, request: Request, parent: ParentRequest) -> None:
-        index, num_left = self._parents[parent]
-        num_left += request.sample > 0
+        if parent not in self._parents:
+            return
+        self._parents[parent] += request.sample > 0
         alone = request.sample < 0 and request.state is not State.FINISHED  # its prompt failed, so there are no samples
-        if alone or num_left == len(parent.sent):
+        if alone or self._parents[parent] == len(parent.sent):
             del self._parents[parent]
-        else:
-            self._parents[parent] = index, num_left
 
     def keeps(self, index: int) -> bool:
         """Return whether samples of a request that this replica has served in part are still to come to it."""
-        return any(replica == index for replica, _ in self._parents.values())
+        return any(parent.replica == index for parent in self._parents)
 
     def _ask(self, asked: Asked, event: Event) -> None:
         clock = self._cluster.clock

@@ -268,11 +268,6 @@ def test_who_cannot_serve_several_samples_says_so_at_start_up(policies: dict[str
         simulate(trace="synth:n=2", requests=3, model="llama-3.1-8b", gpu="h200", **policies)
 
 
-def test_a_streamed_run_says_that_it_does_not_follow_several_samples() -> None:
-    with pytest.raises(UserError, match="Run it without --stream"):
-        simulate(trace="synth:n=2", requests=3, model="llama-3.1-8b", gpu="h200", stream=True)
-
-
 def test_a_result_keeps_every_sample(tmp_path: Any) -> None:
     from servesim.reports.tokens import Tokens
     from servesim.run.result import Result

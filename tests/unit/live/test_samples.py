@@ -27,6 +27,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "children, drafts": {**ONE, "speculation": "ngram"},
     "children, predicted": {**ONE, "scheduler": "sjf", "predictor": "random:error=0.5"},
 }
+CRASHES = {"failures": ["crash:replica=0,at=1.5,restart=0.2", "crash:replica=1,at=2.5,restart=0.1"]}
+FAILING = {
+    f"{form}, crashes": {**FORMS[form], "router": "least-outstanding", "cluster": CRASHES}
+    for form in ("children", "prefix-first", "fork")
+}
 
 
 async def _read(stream: Stream, driver: Driver, seen: dict[tuple[int, int], tuple[int, int]]) -> None:
@@ -40,9 +45,19 @@ async def _read(stream: Stream, driver: Driver, seen: dict[tuple[int, int], tupl
         seen[key] = (first, driver.now_ns())
 
 
+@pytest.mark.feature("failures")
+@pytest.mark.parametrize("form", FAILING)
+def test_samples_are_those_of_the_offline_run_where_replicas_crash(form: str) -> None:
+    assert_like_offline(form, FAILING[form], 5)
+
+
 @pytest.mark.parametrize(("form", "seed"), [(form, seed) for form in FORMS for seed in (3, 11, 13)])
 def test_samples_are_those_of_the_offline_run(form: str, seed: int) -> None:
-    settings, recording, loop = FORMS[form], Recording(), VirtualLoop()
+    assert_like_offline(form, FORMS[form], seed)
+
+
+def assert_like_offline(form: str, settings: dict[str, Any], seed: int) -> None:
+    recording, loop = Recording(), VirtualLoop()
     driver = Driver(Scenario.of(settings), recording=recording)
     assert driver.setup.cores[0].scheduler.samples in form
     seen: dict[tuple[int, int], tuple[int, int]] = {}
@@ -121,14 +136,13 @@ def test_a_bad_header_gets_one_line(told: str) -> None:
     assert (status, found["error"]["message"].split(" is ")[0]) == (400, "x-output-tokens")
 
 
-@pytest.mark.feature("failures")
+@pytest.mark.feature("handoff")
 def test_a_deployment_that_cannot_serve_samples_says_so() -> None:
     async def clients(client: Client) -> tuple[int, Any, int]:
         status, found = await client.document(COMPLETIONS, {"prompt": "a", "n": 2})
         return status, found, (await client.ask(COMPLETIONS, {"prompt": "a"}))[0]
 
-    failures = {"cluster": {"failures": ["crash:replica=0,at=1000,restart=1"]}}
-    status, found, after = served(clients, **failures)
+    status, found, after = served(clients, pd="1x1:1x1")
     assert status == 400
-    assert "several samples (n > 1) cannot be rerouted" in found["error"]["message"]
+    assert "several samples of a request (n > 1) cannot have their prompt computed apart" in found["error"]["message"]
     assert after == 200

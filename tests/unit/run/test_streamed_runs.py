@@ -21,11 +21,12 @@ from servesim.metrics.sketch import RELATIVE_ERROR
 from servesim.records import recorder
 from servesim.records.columns import REQUEST_COLUMNS
 from servesim.traces import load_trace, open_stream, open_trace, save_trace, synthesize
-from servesim.workload.trace import Trace
+from servesim.workload.trace import Samples, Trace
 from servesim.workload.trace_stream import TraceFacts, TraceStream
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200", "slo": "ttft:25,tpot:7,e2el:900"}
 SYNTH = "synth:rate=40,prompt=lognormal(p50=300,p95=900),output=uniform(1,150)"
+SAMPLES = SYNTH + ",n=uniform(1,4)"
 APPROXIMATE = {"p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "p99.9"}
 
 
@@ -44,6 +45,15 @@ def labelled(trace: Trace) -> Trace:
         "tenant": tuple(f"t{i * 7 % 5}" for i in range(count)),
     }
     return replace(trace, labels=labels, request_id=tuple(f"r{i}" for i in range(count)))
+
+
+def some_sampled(trace: Trace) -> Trace:
+    """The trace with single answers in its first, third and last chunk."""
+    assert trace.samples is not None
+    row = trace.samples.rows
+    single = (row < 64) | ((row >= 128) & (row < 192)) | (row >= 384)
+    counts = np.bincount(row[~single], minlength=len(trace))
+    return replace(labelled(trace), samples=Samples.of(counts, trace.samples.output_len[~single]))
 
 
 REPLICAS = {"trace": SYNTH, "requests": 500, "rate": 100, "replicas": 3}
@@ -73,6 +83,27 @@ CASES: dict[str, dict[str, Any]] = {
         "cluster": {"failures": ["crash:replica=2,at=2,restart=1", "crash:replica=0,at=3,restart=1"], "migrations": 2},
     },
     "classes": {"slo_classes": {"gold": {"e2el": 400}}, "requests": 400},
+    "samples": {"trace": SAMPLES, "requests": 400, "predictor": "random:error=0.3", "scheduler": "sjf"},
+    "samples after their prompt": {"trace": SAMPLES, "requests": 300, "scheduler": "sglang", "kv": "prefix-radix"},
+    "forks": {"trace": SAMPLES, "requests": 300, "scheduler": "continuous", "kv": "paged"},
+    "impatient samples": {
+        "trace": SAMPLES,
+        "requests": 400,
+        "rate": 60,
+        "replicas": 2,
+        "clients": {"ttft_timeout_s": 0.2, "timeout_s": 1.5, "max_concurrency": 60},
+    },
+    "samples of some": {"requests": 400},
+    "lost samples": {
+        "trace": SAMPLES,
+        "requests": 400,
+        "rate": 60,
+        "replicas": 2,
+        "scheduler": "sglang",
+        "kv": "prefix-radix",
+        "clients": {"ttft_timeout_s": 0.15},
+        "cluster": {"failures": ["crash:replica=0,at=2,restart=1", "crash:replica=1,at=4,restart=1"]},
+    },
 }
 
 
@@ -80,6 +111,8 @@ def settings_of(name: str) -> dict[str, Any]:
     settings = {**BASE, **CASES[name]}
     if name == "classes":
         settings["trace"] = labelled(synthesize(SYNTH.removeprefix("synth:"), 400))
+    if name == "samples of some":
+        settings["trace"] = some_sampled(synthesize(SAMPLES.removeprefix("synth:"), 400))
     return settings
 
 
@@ -111,7 +144,11 @@ def test_it_says_what_the_run_that_keeps_all_says(tmp_path: Path, name: str) -> 
     for file in ("steps.parquet", "deliveries.parquet"):
         assert (tmp_path / "streamed" / file).read_bytes() == (tmp_path / "kept" / file).read_bytes()
     assert streamed.requests.equals(kept.requests)
-    assert len(pq.ParquetFile(tmp_path / "streamed/requests.parquet").read_row_group(0)) == 60
+    assert streamed.samples.equals(kept.samples)
+    assert servesim.Result.load(tmp_path / "streamed").samples.equals(kept.samples)
+    several = kept.samples["sample"].any()
+    assert (tmp_path / "streamed/samples.parquet").exists() == several
+    assert several or len(pq.ParquetFile(tmp_path / "streamed/requests.parquet").read_row_group(0)) == 60
     ours, theirs = dict(streamed.summary), dict(kept.summary)
     assert ours.pop("scenario") == {**theirs.pop("scenario"), "stream": True}
     assert ours["notes"].pop().startswith("streamed: percentiles of latencies are accurate to 0.1 %")
@@ -189,6 +226,8 @@ SPECS = (
     "synth:arrivals=mmpp(ratio=10,on=5,off=20)",
     "synth:lengths=azure-conv-2023,rate=3",
     "preset:mooncake-conversation",
+    SAMPLES,
+    SYNTH + ",n=empirical(1|1|1|1|1|1|1|1|1|1|1|2)",
 )
 
 
@@ -201,6 +240,9 @@ def same(stream: TraceStream, trace: Trace) -> None:
     if trace.content is not None:
         runs = [chunk.content.runs(row) for chunk in chunks if chunk.content for row in range(len(chunk))]
         assert runs == [trace.content.runs(row) for row in range(len(trace))]
+    assert np.concatenate([chunk.n for chunk in chunks]).tolist() == trace.n.tolist()
+    lengths = [chunk.samples.output_len for chunk in chunks if chunk.samples is not None]
+    assert [*np.concatenate([[], *lengths])] == ([*trace.samples.output_len] if trace.samples is not None else [])
     assert TraceFacts.of(stream, 16) == TraceFacts.of(trace, 16)
 
 
@@ -225,6 +267,13 @@ def test_parquet_files_are_read_in_chunks(tmp_path: Path) -> None:
 def test_text_files_are_read_in_chunks(tmp_path: Path, form: str) -> None:
     trace = synthesize("rate=9" + (",prefix=shared(groups=3,length=40)" if form == "jsonl" else ""), 200)
     save_trace(labelled(trace) if form != "azure" else trace, tmp_path / "trace", form)
+    same(open_stream(str(tmp_path / "trace")), load_trace(tmp_path / "trace"))
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_samples_are_read_in_chunks(tmp_path: Path, form: str) -> None:
+    trace = some_sampled(synthesize(SAMPLES.removeprefix("synth:"), 400))
+    save_trace(trace, tmp_path / "trace", form)
     same(open_stream(str(tmp_path / "trace")), load_trace(tmp_path / "trace"))
 
 
