@@ -31,7 +31,7 @@ CACHED: dict[str, Any] = {"kv": "prefix-hash"}
 
 
 class Load(NamedTuple):
-    """What a fleet of some replicas serves, and how."""
+    """Load of a fleet: its trace and settings."""
 
     prompts: str
     settings: Callable[[int], dict[str, Any]]

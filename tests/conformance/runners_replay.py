@@ -52,7 +52,7 @@ class RecordedKV(DynamoKV):
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
         costs = self.costs(request, self.counters(request), self.among)
         choice = self.choices[request.row]
-        if costs[choice] > min(costs.values()):
+        if costs[[*self.among].index(choice)] > costs.min():
             self.outside.append(f"request {request.row}: costs {costs}, recorded {choice}")
         return choice
 

@@ -51,7 +51,7 @@ def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tup
     finished: list[Request] = []
     late: list[Late] = []
     to_fork: list[Request] = []
-    verified: list[tuple[int, int]] = []  # steady speculators learn nothing from it
+    verified: list[tuple[int, int]] = []
     counted, counts = 0, bytearray()  # token count of each request with `counted` drafts
     on_time = depth = of_depth = 0
     walks, ended = False, State.FINISHED
@@ -80,7 +80,7 @@ def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tup
                     walk.tokens = known + delivered
                 else:
                     delivered += accepts(core, request, drafts)[1]
-                    verified.append((depth, delivered - 1))
+                verified.append((depth, delivered - 1))
             if drafts == counted and delivered <= DEEPEST:
                 counts.append(delivered)
             elif not counts and delivered <= DEEPEST:

@@ -91,7 +91,7 @@ class Following:
                 (self._hopeless if missing > self._most else self._refused).append((order, request))
 
     def _meet(self) -> None:
-        """Take in the members that have joined, and drop those that have left, since this was last done."""
+        """Add the members that have joined, and drop those that have left, since this was last done."""
         members, joined = self._together.members, self._together.num_joined
         before, left = self._known, joined - len(members)
         self._known = (joined, left)

@@ -301,14 +301,6 @@ def test_everything_that_watches_goes_on_with_a_replica_of_another_gpu() -> None
     assert 'vllm:request_success_total{engine="1",finished_reason="length",model_name="m"} 1.0' in page
 
 
-def test_several_samples_are_refused_where_a_replica_may_be_lost() -> None:
-    async def acts(operator: Operator, driver: Driver, seen: Seen) -> None:
-        with pytest.raises(UserError, match="several samples"):
-            driver.submit_samples([1, 2], 5, [[3] * 5, [4] * 5])
-
-    operated(ONE, acts)
-
-
 def test_while_the_only_replica_is_down_requests_wait_for_it(tmp_path: Path) -> None:
     recording = Recording()
 
