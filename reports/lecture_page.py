@@ -1,4 +1,4 @@
-"""Page of `servesim lecture`: eight figures, each under the question it answers."""
+"""Pages of `servesim lecture`: eight figures, each under the question it answers, and the canvases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from servesim.errors import UserError
+from servesim.reports.canvases.page import canvases_page
 from servesim.reports.files import refuse_foreign, writing
 from servesim.reports.lecture import SLIDES
 from servesim.reports.page import Block, Page, Section
@@ -14,6 +15,7 @@ from servesim.reports.svg import Drawing
 from servesim.reports.words import gpu_of, name_of
 
 PAGE = "lecture.html"
+CANVASES = "canvases.html"
 
 
 def lecture_page(drawings: Mapping[str, Drawing], model: str, gpu: str) -> Page:
@@ -29,12 +31,14 @@ def lecture_page(drawings: Mapping[str, Drawing], model: str, gpu: str) -> Page:
 
 
 def write(out: Path, drawings: Mapping[str, Drawing], model: str, gpu: str) -> Path:
-    """Write the page and an SVG file for each figure to a directory, or the page alone if `out` ends in .html; return
-    the page's path. Raise UserError if files would be replaced that are not servesim's."""
+    """Write the page, an SVG file for each figure and the page of canvases to a directory, or the page alone if `out`
+    ends in .html; return the page's path. Raise UserError if files would be replaced that are not servesim's."""
     alone = out.suffix in (".html", ".htm")
     page = out if alone else out / PAGE
     files = {} if alone else {out / f"{name}.svg": drawing.to_svg() for name, drawing in drawings.items()}
     files[page] = lecture_page(drawings, model, gpu).html()
+    if not alone:
+        files[out / CANVASES] = canvases_page(model, gpu).html()
     for path in files:
         refuse_foreign(path)
     try:

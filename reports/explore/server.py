@@ -15,6 +15,7 @@ from threading import Event, Lock
 from typing import Any
 
 from servesim.errors import PolicyError, UserError
+from servesim.reports.canvases.page import canvases_page
 from servesim.reports.explore.page import explore_page
 from servesim.reports.explore.picture import MOST, Explorer, Overtaken
 
@@ -105,7 +106,15 @@ def application(explorer: Explorer, port: int, page: Mapping[str, Any]) -> tuple
         seconds = time.perf_counter() - began
         return JSONResponse({"number": number, "state": states[0], "html": found, "seconds": seconds}, 200, HEADERS)
 
-    routes = [Route("/", root, methods=["GET"]), Route("/runs", runs, methods=["POST"])]
+    async def canvases(request: Request) -> Response:
+        first = {control.key: control.value for control in explorer.controls}
+        return HTMLResponse(canvases_page(first["model"], first["gpu"]).html(), headers=HEADERS)
+
+    routes = [
+        Route("/", root, methods=["GET"]),
+        Route("/canvases", canvases, methods=["GET"]),
+        Route("/runs", runs, methods=["POST"]),
+    ]
     return Guard(Starlette(routes=routes), port), sessions
 
 

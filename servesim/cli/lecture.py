@@ -29,7 +29,7 @@ def lecture(
 
     The figures show prefill and decode under the roofline, static and continuous batching, chunked prefill, KV memory,
     shared prefixes, latency against load, throughput against interactivity, and speculation. All are simulated for one
-    model and GPU. The output is a page, and SVG files for slides.
+    model and GPU. The output is a page, SVG files for slides, and canvases.html: formulas with sliders.
     """
     from servesim.reports.lecture import lecture as simulated
     from servesim.reports.lecture_page import write

@@ -30,11 +30,11 @@ FRAME = """<!DOCTYPE html><title>none</title><iframe style="width: {width}px; he
 onload="document.title = 'width ' + this.contentDocument.documentElement.scrollWidth"></iframe></html>"""
 
 
-def opened(page: Path) -> tuple[str, list[str]]:
-    """The document once loaded, and what was written to the console."""
+def opened(page: Path, address: str = "") -> tuple[str, list[str]]:
+    """The document once loaded at this part of its address (`#...`), and what was written to the console."""
     command = [
         CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
-        f"--user-data-dir={page.parent / 'profile'}", "--window-size=1400,1000", page.as_uri(),
+        f"--user-data-dir={page.parent / 'profile'}", "--window-size=1400,1000", page.as_uri() + address,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "</html>" in done.stdout, done.stderr[-2000:]

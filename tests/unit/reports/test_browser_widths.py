@@ -16,6 +16,7 @@ import pytest
 
 import servesim
 from servesim.cli.explore import opened as explored
+from servesim.reports.canvases.page import canvases_page
 from servesim.reports.explore.page import explore_page
 from servesim.reports.lecture_page import PAGE, write
 from servesim.reports.playback import play
@@ -84,6 +85,7 @@ KINDS: dict[str, Callable[[Path], str]] = {
     **{kind: _reported(kind) for kind in ("run", "compare", "sweep", "capacity")},
     "accuracy": _accuracy,
     "lecture": _lecture,
+    "canvases": lambda out: canvases_page("llama-3.1-8b", "h100").html(),
     "explore": _explore,
     "play": _play,
 }

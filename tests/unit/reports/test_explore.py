@@ -62,8 +62,16 @@ def test_the_page_has_a_control_for_each_setting_and_needs_nothing_from_elsewher
         assert answer.headers[header] == value
     for key in ("rate", "gpu", "tp", "scheduler", "kv", "speculation", "slo.ttft", "slo.tpot"):
         assert f'data-key="{key}"' in answer.text
-    assert not re.search(r'(?:src|href)="(?!data:|#)', answer.text)
+    assert not re.search(r'(?:src|href)="(?!data:|#|/canvases")', answer.text)
     assert client.get("/").text == answer.text
+
+
+def test_the_canvases_begin_with_the_model_and_gpu_of_the_explorer(client: Any) -> None:
+    answer = client.get("/canvases")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Security-Policy"] == HEADERS["Content-Security-Policy"]
+    for key in ("model", "gpu"):
+        assert f'data-key="{key}" data-base="{GIVEN[key]}"' in answer.text
 
 
 def test_an_answer_holds_the_figures_of_the_run_it_names(client: Any) -> None:

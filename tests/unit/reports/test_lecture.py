@@ -78,7 +78,7 @@ def test_the_command_writes_a_page_and_an_svg_for_each_figure_the_same_each_time
         done = CliRunner().invoke(app, ["lecture", "--model", "llama-3.2-1b", "--out", str(tmp_path / folder)])
         assert done.exit_code == 0, done.output
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == sorted([*(f"{slide.name}.svg" for slide in SLIDES), "lecture.html"])
+    assert names == sorted([*(f"{slide.name}.svg" for slide in SLIDES), "canvases.html", "lecture.html"])
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     html = (tmp_path / "one" / "lecture.html").read_text()
