@@ -6,7 +6,6 @@ where contexts grow by one per step). Rows are passed on in chunks, so that long
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +41,7 @@ class Numbers:
 
     def pack(self) -> None:
         """Pack the staged integers."""
-        self.packed.frombytes(struct.pack(f"{len(self.staged)}q", *self.staged))
+        self.packed.frombytes(np.fromiter(self.staged, np.int64, len(self.staged)).tobytes())
         self.staged.clear()
 
     def take(self, most: int | None = None) -> Rows:
@@ -164,8 +163,8 @@ class Recorder:
 
     def step(self, step: Step, replica: int) -> None:
         """Record a finished step."""
-        usage = step.usage
-        self.run(step, replica, 1, step.end_ns, step.gpu_ns, usage.used + usage.internal, 0, 0, step.sources)
+        used, internal, _, _ = step.usage
+        self.run(step, replica, 1, step.end_ns, step.gpu_ns, used + internal, 0, 0, step.sources)
 
     def run(
         self,
@@ -181,11 +180,11 @@ class Recorder:
     ) -> None:
         """Record k finished steps: `first` and the following steps of the same composition. `used_ns` and `internal_ns`
         are the memory integrals minus what they would be if the usage of the first step were held throughout."""
-        row = self._last.get(replica)
-        ns = end_ns - (first.start_ns if row is None else max(first.start_ns, row.end_ns))
-        usage = first.usage
-        used_ns += usage.used * ns
-        internal_ns += usage.internal * ns
+        row, start_ns = self._last.get(replica), first.start_ns
+        ns = end_ns - (start_ns if row is None or row.end_ns <= start_ns else row.end_ns)
+        used, internal, _, _ = first.usage
+        used_ns += used * ns
+        internal_ns += internal * ns
         if row is not None:
             if self.join and row.continues_with(first):
                 row.extend(k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns, sources)
@@ -222,10 +221,12 @@ class Recorder:
         if isinstance(ns, list):
             self._gap_ns.staged += ns
             self._gap_count.staged += [count] * len(ns)
+            full = len(self._gap_ns.staged) >= STAGED
         else:
             self._gap_ns.packed.frombytes(ns.tobytes())
             self._gap_count.packed += array("q", (count,)) * len(ns)
-        if len(self._gap_ns.staged) >= STAGED or len(self._gap_ns.packed) >= POOL_GAPS:
+            full = len(self._gap_ns.packed) >= POOL_GAPS
+        if full:
             self._pack_gaps()
 
     def _pack_gaps(self) -> None:

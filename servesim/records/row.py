@@ -11,7 +11,7 @@ MOST_TOKEN_NS = 1 << 60
 """Maximum memory-time integral of a row: the sum of two such values fits in 64 bits."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Row:
     """A row of k steps with one composition, starting with `first`."""
 
@@ -24,6 +24,28 @@ class Row:
     used_ns: int
     internal_ns: int
     sources: Sources
+
+    def __init__(  # explicit so that mypyc compiles it
+        self,
+        first: Step,
+        k: int,
+        end_ns: int,
+        ns: int,
+        gpu_ns: int,
+        kv_peak: int,
+        used_ns: int,
+        internal_ns: int,
+        sources: Sources,
+    ) -> None:
+        self.first = first
+        self.k = k
+        self.end_ns = end_ns
+        self.ns = ns
+        self.gpu_ns = gpu_ns
+        self.kv_peak = kv_peak
+        self.used_ns = used_ns
+        self.internal_ns = internal_ns
+        self.sources = sources
 
     def continues_with(self, step: Step) -> bool:
         """Return whether a step continues this row: it only decodes, for the same requests, one token later."""
@@ -73,8 +95,8 @@ class Row:
     def cells(self, replica: int) -> tuple[int, ...]:
         """Return the row in the order of `columns.STEP_COLUMNS`."""
         first = self.first
-        batch, usage = first.batch, first.usage
-        prefill = batch.prefill
+        batch, prefill = first.batch, first.batch.prefill
+        used, internal, external, _ = first.usage
         measured, interpolated, extrapolated, formula = self.sources
         return (
             replica,
@@ -85,7 +107,7 @@ class Row:
             self.end_ns,
             self.ns,
             sum([new for new, _ in prefill]) if prefill else 0,
-            len(prefill),
+            len(prefill) if prefill else 0,
             sum([past for _, past in prefill]) if prefill else 0,
             batch.decode_count,
             batch.decode_context_sum,
@@ -97,9 +119,9 @@ class Row:
             batch.bytes_moved,
             self.gpu_ns,
             first.host_ns * self.k,
-            usage.used,
-            usage.internal,
-            usage.external,
+            used,
+            internal,
+            external,
             self.kv_peak,
             self.used_ns,
             self.internal_ns,

@@ -37,7 +37,8 @@ class Rank:
 
     def join(self, request: Request) -> None:
         """Add a request."""
-        self._sort()
+        if self.rounds:
+            self._sort()
         self._parts[request] = []
         self.size += 1
 
@@ -55,16 +56,15 @@ class Rank:
 
     def collect(self, request: Request) -> bytes:
         """Return the blocks dealt to a request since this was last called for it."""
-        self._sort()
+        if self.rounds:
+            self._sort()
         parts = self._parts[request]
         blocks = b"".join(parts)
         parts.clear()
         return blocks
 
     def _sort(self) -> None:
-        """Sort the blocks of all rounds by request."""
-        if not self.rounds:
-            return
+        """Sort the blocks of all rounds, of which there are some, by request."""
         size, rounds, members = self.size, len(self.rounds), self._parts.values()
         blocks = b"".join(self.rounds)
         self.rounds.clear()
@@ -170,8 +170,7 @@ class TableTurns(LockstepMemory):
         first, cycle, total = 0, len(self._rank_of) * WIDTH, len(blocks)
         for rank in due:
             size = rank.size * WIDTH
-            for start in range(first, total, cycle):
-                rank.rounds.append(blocks[start : start + size])
+            rank.rounds += [blocks[start : start + size] for start in range(first, total, cycle)]
             first += size
         return grown
 
