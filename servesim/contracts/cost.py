@@ -265,11 +265,13 @@ class CostModel(ABC):
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """Combine GPU and host time into the duration of a step."""
-        gpu_ns = max(gpu_ns, host.launching)
+        overlapped, exposed, launching = host
+        if gpu_ns < launching:
+            gpu_ns = launching
         own: Any = self  # Any: mypyc would bind the class attribute
         if own.asynchronous:
-            return max(gpu_ns, host.overlapped) + host.exposed
-        return gpu_ns + host.overlapped + host.exposed
+            return (gpu_ns if gpu_ns > overlapped else overlapped) + exposed
+        return gpu_ns + overlapped + exposed
 
     def price_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         """Return the `ns` of k successive steps of a pure decode batch."""
