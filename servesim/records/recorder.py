@@ -68,13 +68,15 @@ class Table:
         self._chunks: list[Rows] = []
         self._sink = sink or self._chunks.append
         self._most = -(-FLUSH_CELLS // len(columns)) * len(columns)
-        self._room = min(STAGED, self._most)  # staging capacity in cells
+        self._width = len(columns)
+        self._room = min(STAGED, self._most)  # cells that may be staged before they are packed
 
     def add(self, row: tuple[int, ...]) -> None:
         """Add one row, in the order of the columns."""
         staged = self._cells.staged
         staged += row
-        if len(staged) >= self._room:
+        self._room -= self._width
+        if self._room <= 0:
             self._pack()
 
     def put_off(self, run: Any, most: int) -> None:
@@ -158,6 +160,7 @@ class Recorder:
         """Whether decode steps that continue the previous one share its row."""
         self._last: dict[int, Row] = {}  # by replica: the row that later steps may extend
         self._gap_ns, self._gap_count = Numbers(), Numbers()
+        self._single_gaps = Numbers()  # (ns, count) of each gap recorded by itself
         self._pooled: list[tuple[Rows, Rows]] = []
         self._gap_sink = gap_sink or (lambda ns, count: self._pooled.append((ns, count)))
 
@@ -211,9 +214,9 @@ class Recorder:
 
     def gap(self, ns: int, count: int) -> None:
         """Record `count` gaps of `ns` between successive tokens of a request."""
-        self._gap_ns.staged.append(ns)
-        self._gap_count.staged.append(count)
-        if len(self._gap_ns.staged) >= STAGED:
+        staged = self._single_gaps.staged
+        staged += (ns, count)
+        if len(staged) >= STAGED:
             self._pack_gaps()
 
     def gaps(self, ns: Times, count: int) -> None:
@@ -230,9 +233,9 @@ class Recorder:
             self._pack_gaps()
 
     def _pack_gaps(self) -> None:
-        self._gap_ns.pack()
-        self._gap_count.pack()
-        if len(self._gap_ns.packed) >= POOL_GAPS:
+        for numbers in (self._gap_ns, self._gap_count, self._single_gaps):
+            numbers.pack()
+        if len(self._gap_ns.packed) + len(self._single_gaps.packed) >= POOL_GAPS:
             self.pool()
 
     def late(self, now: int, late: list[Late]) -> None:
@@ -303,21 +306,24 @@ class Recorder:
 
     def pool(self) -> None:
         """Pass on the gaps recorded since the last call, as distinct values with counts."""
-        self._gap_ns.pack()
-        self._gap_count.pack()
-        if self._gap_ns.packed:
-            self._gap_sink(*_counted(self._gap_ns.take(), self._gap_count.take()))
+        for numbers in (self._gap_ns, self._gap_count, self._single_gaps):
+            numbers.pack()
+        single = self._single_gaps.take().reshape(-1, 2)
+        ns = np.concatenate((single[:, 0], self._gap_ns.take()))
+        if len(ns):
+            self._gap_sink(*counted(ns, np.concatenate((single[:, 1], self._gap_count.take()))))
 
     def itl(self) -> tuple[Rows, Rows]:
         """Return gaps between successive tokens pooled over requests: (ns ascending and distinct, counts)."""
         self.pool()
         none = np.empty(0, dtype=np.int64)
         ns, count = (np.concatenate(column) for column in zip((none, none), *self._pooled, strict=True))
-        return _counted(ns, count)
+        return counted(ns, count)
 
 
-def _counted(values: Rows, counts: Rows) -> tuple[Rows, Rows]:
-    distinct, where = np.unique(values, return_inverse=True)
-    totals = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(totals, where, counts)
-    return distinct, totals
+def counted(values: Rows, counts: Rows) -> tuple[Rows, Rows]:
+    """Return the distinct values, ascending, and the sum of the counts of each."""
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    first = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))[: len(values)])
+    return values[first], np.add.reduceat(counts[order], first) if len(first) else counts
