@@ -236,10 +236,7 @@ class Vllm(Scheduler):
 
     def _chunk_threshold(self) -> int:
         threshold: int = self._rules.long_prefill_token_threshold
-        if not threshold:
-            return 0
-        others = len(self.running) + self.num_waiting()
-        if others == 1:
+        if not threshold or (others := len(self.running) + self.num_waiting()) == 1:
             return 0
         if self._rules.long_prefill_token_threshold_adaptive:
             return max(threshold, self.limits.max_num_batched_tokens // max(others, 1))

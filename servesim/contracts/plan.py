@@ -59,13 +59,11 @@ class Plan:
     """Bytes moved over PCIe: KV swapped out or in."""
 
     def __init__(self, step_id: int) -> None:  # explicit so that mypyc compiles it
-        self.step_id = step_id
-        self._tokens = {}
-        self.drafts = {}
+        self.step_id, self.padded_at = step_id, -1
+        self._tokens, self.drafts = {}, {}
         self.admitted, self.resumed, self.preempted, self.rejected, self.loading = [], [], [], [], []
         self.attention, self.layout = "fused", "mixed"
         self.padded_rows = self.padded_len = self.bytes_moved = 0
-        self.padded_at = -1
 
     @property
     def tokens(self) -> dict[Request, int]:
@@ -102,13 +100,9 @@ class PlanContext:
         connector: Connector | None = None,
         fetched: dict[Request, Load] | None = None,
     ) -> None:
-        self.policy = policy
-        self._now = now
-        self.kv = kv
-        self.plan = plan
-        self._ledger = ledger
+        self.policy, self._now, self._oracle = policy, now, oracle
+        self.kv, self.plan, self._ledger = kv, plan, ledger
         self._asynchronous = asynchronous
-        self._oracle = oracle
         self.connector = connector
         """Source of remote KV; None if there is none."""
         self.fetched: dict[Request, Load] = fetched if fetched is not None else {}

@@ -63,8 +63,7 @@ class TableCostModel(CostModel):
         self._mixtures = mixtures
         """Joint work of the data-parallel ranks, by stage; empty without ranks."""
         self.num_stages = len(stages)
-        self._plain = len(stages) == 1 and drafting is None
-        """Whether a step is one pass of one stage."""
+        self._plain = len(stages) == 1 and drafting is None  # a step is one pass of one stage
         self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, samples and prompts: its only inputs
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # keyed by all inputs except contexts
         self._decodes: dict[tuple[int, str], DecodeTerms] = {}

@@ -269,8 +269,7 @@ class Stage:
                     new = sum(piece[0] for piece in batch.prefill)
                     excess, mixed_source = attention.mixed.at(batch.decode_count, context, new)
                     ns = ns + excess if ns + excess > 0.0 else 0.0
-                    if mixed_source > origin:
-                        origin = mixed_source
+                    origin = mixed_source if mixed_source > origin else origin
             whole += ns * layers
             if origin > source:
                 source = origin

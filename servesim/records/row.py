@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from servesim.contracts.cost import Sources
 from servesim.records.step import Step
 
@@ -11,41 +9,18 @@ MOST_TOKEN_NS = 1 << 60
 """Maximum memory-time integral of a row: the sum of two such values fits in 64 bits."""
 
 
-@dataclass(slots=True, init=False)
 class Row:
     """A row of k steps with one composition, starting with `first`."""
 
-    first: Step
-    k: int
-    end_ns: int
-    ns: int
-    gpu_ns: int
-    kv_peak: int
-    used_ns: int
-    internal_ns: int
-    sources: Sources
+    __slots__ = ("end_ns", "first", "gpu_ns", "internal_ns", "k", "kv_peak", "ns", "sources", "used_ns")
 
-    def __init__(  # explicit so that mypyc compiles it
-        self,
-        first: Step,
-        k: int,
-        end_ns: int,
-        ns: int,
-        gpu_ns: int,
-        kv_peak: int,
-        used_ns: int,
-        internal_ns: int,
+    def __init__(
+        self, first: Step, k: int, end_ns: int, ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int,
         sources: Sources,
-    ) -> None:
-        self.first = first
-        self.k = k
-        self.end_ns = end_ns
-        self.ns = ns
-        self.gpu_ns = gpu_ns
-        self.kv_peak = kv_peak
-        self.used_ns = used_ns
-        self.internal_ns = internal_ns
-        self.sources = sources
+    ) -> None:  # fmt: skip
+        self.first, self.k, self.end_ns = first, k, end_ns
+        self.ns, self.gpu_ns, self.kv_peak = ns, gpu_ns, kv_peak
+        self.used_ns, self.internal_ns, self.sources = used_ns, internal_ns, sources
 
     def continues_with(self, step: Step) -> bool:
         """Return whether a step continues this row: it only decodes, for the same requests, one token later."""
