@@ -46,8 +46,10 @@ class Paged(BlockTables):
         return shared + n * (self._blocks(rest + request.max_tokens) + 1) < self.num_blocks
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        tokens = min(max(full_tokens, hit.num_tokens + now_tokens), self.max_model_len)
-        needed = self._blocks(tokens)
+        tokens = hit.num_tokens + now_tokens
+        if tokens < full_tokens:
+            tokens = full_tokens
+        needed = self._blocks(tokens if tokens < self.max_model_len else self.max_model_len)
         if hit.num_tokens:  # adopting an idle block of a hit removes it from the free list
             needed -= self._blocks(hit.num_tokens) - self._blocks(self.idle_tokens(hit))
         if reserve:

@@ -151,7 +151,7 @@ class Vllm(Scheduler):
     def _admit_waiting(self, ctx: PlanContext, budget: Budget, threshold: int, deferred: list[Request]) -> None:
         """Admit requests from the queue's front while budget and memory allow; move deferred ones to `deferred`."""
         params = self._rules
-        uniform = params.num_speculative_tokens > 0 and self._only_decodes(ctx.plan)
+        uniform = params.num_speculative_tokens > 0 and self.num_waiting() > 0 and self._only_decodes(ctx.plan)
         owed: int | None = None
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
@@ -183,8 +183,10 @@ class Vllm(Scheduler):
                 new = threshold
             if not params.enable_chunked_prefill and new > budget.left:
                 return
-            new = min(new, budget.left)
-            drafts = min(drafts, new - 1)
+            if new > budget.left:
+                new = budget.left
+            if drafts >= new:
+                drafts = new - 1
             waited = self._short(request) if request in ctx.fetched else 0
             admitted = ctx.admit(
                 request,
@@ -234,8 +236,7 @@ class Vllm(Scheduler):
 
     def _chunk_threshold(self) -> int:
         threshold: int = self._rules.long_prefill_token_threshold
-        others = len(self.running) + self.num_waiting()
-        if not threshold or others == 1:
+        if not threshold or (others := len(self.running) + self.num_waiting()) == 1:
             return 0
         if self._rules.long_prefill_token_threshold_adaptive:
             return max(threshold, self.limits.max_num_batched_tokens // max(others, 1))

@@ -75,21 +75,13 @@ class Batch:
         sampled_context: int = 0,
         prompts: list[tuple[int, int, int, int]] | None = None,
     ) -> None:
-        self.linear_tokens = linear_tokens
+        self.linear_tokens, self.decode_count, self.sampled = linear_tokens, decode_count, sampled
         self.prefill = [] if prefill is None else prefill
-        self.decode_count = decode_count
-        self.decode_context_sum = decode_context_sum
-        self.decode_context_sumsq = decode_context_sumsq
-        self.decode_context_max = decode_context_max
-        self.queries_per_sequence = queries_per_sequence
-        self.sampled = sampled
-        self.padded_tokens = padded_tokens
-        self.bytes_moved = bytes_moved
-        self.attention = attention
-        self.bytes_copied = bytes_copied
-        self.drafts = drafts
-        self.draft_k = draft_k
-        self.sampled_context = sampled_context
+        self.decode_context_sum, self.decode_context_sumsq = decode_context_sum, decode_context_sumsq
+        self.decode_context_max, self.queries_per_sequence = decode_context_max, queries_per_sequence
+        self.padded_tokens, self.attention, self.sampled_context = padded_tokens, attention, sampled_context
+        self.bytes_moved, self.bytes_copied = bytes_moved, bytes_copied
+        self.drafts, self.draft_k = drafts, draft_k
         self.prompts = [] if prompts is None else prompts
 
     @staticmethod
@@ -265,11 +257,12 @@ class CostModel(ABC):
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """Combine GPU and host time into the duration of a step."""
-        gpu_ns = max(gpu_ns, host.launching)
+        overlapped, exposed, launching = host
+        gpu_ns = gpu_ns if gpu_ns > launching else launching
         own: Any = self  # Any: mypyc would bind the class attribute
         if own.asynchronous:
-            return max(gpu_ns, host.overlapped) + host.exposed
-        return gpu_ns + host.overlapped + host.exposed
+            return (gpu_ns if gpu_ns > overlapped else overlapped) + exposed
+        return gpu_ns + overlapped + exposed
 
     def price_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         """Return the `ns` of k successive steps of a pure decode batch."""

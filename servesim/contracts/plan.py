@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import mypyc_attr
@@ -30,33 +30,40 @@ def _not_ints(*numbers: Any) -> TypeError:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Plan:
     """One step: the tokens that each request computes, and the changes to the queues."""
 
     step_id: int
-    _tokens: dict[Request, int] = field(default_factory=dict)
-    drafts: dict[Request, int] = field(default_factory=dict)
+    _tokens: dict[Request, int]
+    drafts: dict[Request, int]
     """Number of tokens per request that are drafts to verify, included in its new tokens."""
-    admitted: list[Request] = field(default_factory=list)
-    resumed: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    rejected: list[Request] = field(default_factory=list)
-    loading: list[Request] = field(default_factory=list)
+    admitted: list[Request]
+    resumed: list[Request]
+    preempted: list[Request]
+    rejected: list[Request]
+    loading: list[Request]
     """Requests that started to wait for remote KV."""
-    attention: str = "fused"
+    attention: str
     """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
-    layout: str = "mixed"
+    layout: str
     """"mixed": the new tokens of all requests in one flat row. "padded": a rectangle; every request and `padded_rows`
     more rows are computed as if they were `padded_len` long. "recompute": every request is computed again from its
     first token."""
-    padded_rows: int = 0
-    padded_len: int = 0
+    padded_rows: int
+    padded_len: int
     """Tokens of each row once step `padded_at` is done; each step after that adds one."""
-    padded_at: int = -1
+    padded_at: int
     """Id of that step, or a negative number for this step."""
-    bytes_moved: int = 0
+    bytes_moved: int
     """Bytes moved over PCIe: KV swapped out or in."""
+
+    def __init__(self, step_id: int) -> None:  # explicit so that mypyc compiles it
+        self.step_id, self.padded_at = step_id, -1
+        self._tokens, self.drafts = {}, {}
+        self.admitted, self.resumed, self.preempted, self.rejected, self.loading = [], [], [], [], []
+        self.attention, self.layout = "fused", "mixed"
+        self.padded_rows = self.padded_len = self.bytes_moved = 0
 
     @property
     def tokens(self) -> dict[Request, int]:
@@ -93,13 +100,9 @@ class PlanContext:
         connector: Connector | None = None,
         fetched: dict[Request, Load] | None = None,
     ) -> None:
-        self.policy = policy
-        self._now = now
-        self.kv = kv
-        self.plan = plan
-        self._ledger = ledger
+        self.policy, self._now, self._oracle = policy, now, oracle
+        self.kv, self.plan, self._ledger = kv, plan, ledger
         self._asynchronous = asynchronous
-        self._oracle = oracle
         self.connector = connector
         """Source of remote KV; None if there is none."""
         self.fetched: dict[Request, Load] = fetched if fetched is not None else {}

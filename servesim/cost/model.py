@@ -63,6 +63,7 @@ class TableCostModel(CostModel):
         self._mixtures = mixtures
         """Joint work of the data-parallel ranks, by stage; empty without ranks."""
         self.num_stages = len(stages)
+        self._plain = len(stages) == 1 and drafting is None  # a step is one pass of one stage
         self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, samples and prompts: its only inputs
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # keyed by all inputs except contexts
         self._decodes: dict[tuple[int, str], DecodeTerms] = {}
@@ -183,6 +184,10 @@ class TableCostModel(CostModel):
 
     def price(self, batch: Batch) -> Price:
         """Return the price of one step."""
+        if self._plain:
+            gpu, (a, b, c, d) = self._stages[0].cost(batch, self._tokens(batch))
+            host = self._engine_host(batch)
+            return Price(self.step_ns(gpu, host), gpu, host, (a, b, c, d))
         over = self.over_contexts(batch) if self._drafting is not None else None
         if over is not None:
             gpu, of_source = over.one(batch.decode_context_sum)
@@ -257,7 +262,7 @@ class TableCostModel(CostModel):
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """Return a decode run; see `RunCost.decode_run`."""
-        if len(self._stages) > 1 or self._drafting is not None or batch.padded_tokens:
+        if not self._plain or batch.padded_tokens:
             gpu_ns, ns_each, host_sum, _ = plain_run(self, batch, most, until_ns)
             return gpu_ns, ns_each, host_sum, self._run_sources(batch, len(gpu_ns))
         key = (batch.decode_count, batch.attention)
@@ -276,7 +281,7 @@ class TableCostModel(CostModel):
         first = rounded(base, y, (contexts - start) * slope)
         ns = (first if first > least else least) + more
         if most > 1:
-            within = until_ns // max(ns, 1) + 1
+            within = until_ns // (ns if ns > 1 else 1) + 1
             if within < most:
                 most = within
         if most == 1:

@@ -263,12 +263,13 @@ class Stage:
         for attention, layers in self._attention:
             ns, origin = prefill_ns(attention, batch.prefill, split)
             if batch.decode_count and not split:  # same kernel as the decodes, which already pay its fixed cost
-                ns = max(0.0, ns - attention.floor)
+                ns = ns - attention.floor if ns > attention.floor else 0.0
                 if attention.mixed is not None:
                     context = batch.decode_context_sum / batch.decode_count
                     new = sum(piece[0] for piece in batch.prefill)
                     excess, mixed_source = attention.mixed.at(batch.decode_count, context, new)
-                    ns, origin = max(0.0, ns + excess), max(origin, mixed_source)
+                    ns = ns + excess if ns + excess > 0.0 else 0.0
+                    origin = mixed_source if mixed_source > origin else origin
             whole += ns * layers
             if origin > source:
                 source = origin

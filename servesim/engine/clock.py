@@ -27,10 +27,11 @@ PLAN = FOLLOW + 2
 class _Call(Event):
     """Event that is triggered when it is made, and has one callback."""
 
+    __slots__ = ("callbacks",)
     _ok, _value = True, None
 
-    def __init__(self, env: Clock, callback: Callable[[Event], None]) -> None:
-        self.env, self.callbacks = env, [callback]
+    def __init__(self, callback: Callable[[Event], None]) -> None:
+        self.callbacks = [callback]
 
 
 class Clock(simpy.Environment):
@@ -53,6 +54,6 @@ class Clock(simpy.Environment):
 
     def at(self, ns: int, order: int, callback: Callable[[Event], None]) -> Event:
         """Call `callback(event)` at `ns`. Among events at one instant, the lowest `order` goes first."""
-        event = _Call(self, callback)
+        event = _Call(callback)
         heappush(self._queue, (ns, order, next(self._eid), event))  # type: ignore[misc]
         return event

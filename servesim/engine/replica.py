@@ -232,23 +232,23 @@ class Replica:
 
     def _run(self, step: Step, now: int) -> None:
         """Send a step to the GPU, which runs it after the steps before it."""
-        price = self.cost.price(step.batch)
-        if price.ns < 1:
-            raise PolicyError(f"cost model: a step of {step.batch.linear_tokens} tokens takes {price.ns} ns")
+        ns, gpu_ns, host, sources = self.cost.price(step.batch)
+        if ns < 1:
+            raise PolicyError(f"cost model: a step of {step.batch.linear_tokens} tokens takes {ns} ns")
         free = self._free_ns
-        begin = max(now, free[0])
+        begin = now if now > free[0] else free[0]
         if self.core.not_before_ns > begin:
             self.core.stalled_ns += self.core.not_before_ns - begin
             begin = self.core.not_before_ns
         step.start_ns = end = begin
         if len(free) == 1:
-            end = free[0] = end + price.ns
+            end = free[0] = end + ns
         else:
-            end += price.ns - price.gpu_ns  # exposed host time delays the first stage
-            for i, ns in enumerate(self.cost.stages(step.batch)):
-                end = free[i] = max(end, free[i]) + ns
+            end += ns - gpu_ns  # exposed host time delays the first stage
+            for i, stage_ns in enumerate(self.cost.stages(step.batch)):
+                end = free[i] = max(end, free[i]) + stage_ns
         step.end_ns = end
-        step.gpu_ns, step.host_ns, step.sources = price.gpu_ns, sum(price.host), price.sources
+        step.gpu_ns, step.host_ns, step.sources = gpu_ns, sum(host), sources
         connector, plan = self.core.connector, self.core.last_plan
         if connector is not None and plan is not None and (ends := connector.ran(plan._tokens, begin, end)) > end:
             self.core.stalled_ns += ends - end

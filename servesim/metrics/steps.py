@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from servesim.metrics.distribution import describe_counted
 from servesim.metrics.requests import per
 from servesim.records.columns import STEP_COLUMNS, Rows
+from servesim.records.recorder import counted
 
 KINDS = ("prefill", "decode", "mixed")
 ORIGINS = ("measured", "interpolated", "extrapolated", "roofline")
@@ -108,9 +109,7 @@ def exact_sum(column: Rows) -> int:
 
 
 def _count(counter: dict[int, int], values: Rows, weights: Rows) -> None:
-    distinct, where = np.unique(values, return_inverse=True)
-    totals = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(totals, where, weights)
+    distinct, totals = counted(values, weights)
     for value, total in zip(distinct.tolist(), totals.tolist(), strict=True):
         counter[value] = counter.get(value, 0) + total
 

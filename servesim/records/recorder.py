@@ -6,7 +6,6 @@ where contexts grow by one per step). Rows are passed on in chunks, so that long
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +41,7 @@ class Numbers:
 
     def pack(self) -> None:
         """Pack the staged integers."""
-        self.packed.frombytes(struct.pack(f"{len(self.staged)}q", *self.staged))
+        self.packed.frombytes(np.fromiter(self.staged, np.int64, len(self.staged)).tobytes())
         self.staged.clear()
 
     def take(self, most: int | None = None) -> Rows:
@@ -69,13 +68,15 @@ class Table:
         self._chunks: list[Rows] = []
         self._sink = sink or self._chunks.append
         self._most = -(-FLUSH_CELLS // len(columns)) * len(columns)
-        self._room = min(STAGED, self._most)  # staging capacity in cells
+        self._width = len(columns)
+        self._room = min(STAGED, self._most)  # cells that may be staged before they are packed
 
     def add(self, row: tuple[int, ...]) -> None:
         """Add one row, in the order of the columns."""
         staged = self._cells.staged
         staged += row
-        if len(staged) >= self._room:
+        self._room -= self._width
+        if self._room <= 0:
             self._pack()
 
     def put_off(self, run: Any, most: int) -> None:
@@ -159,13 +160,14 @@ class Recorder:
         """Whether decode steps that continue the previous one share its row."""
         self._last: dict[int, Row] = {}  # by replica: the row that later steps may extend
         self._gap_ns, self._gap_count = Numbers(), Numbers()
+        self._single_gaps = Numbers()  # (ns, count) of each gap recorded by itself
         self._pooled: list[tuple[Rows, Rows]] = []
         self._gap_sink = gap_sink or (lambda ns, count: self._pooled.append((ns, count)))
 
     def step(self, step: Step, replica: int) -> None:
         """Record a finished step."""
-        usage = step.usage
-        self.run(step, replica, 1, step.end_ns, step.gpu_ns, usage.used + usage.internal, 0, 0, step.sources)
+        used, internal, _, _ = step.usage
+        self.run(step, replica, 1, step.end_ns, step.gpu_ns, used + internal, 0, 0, step.sources)
 
     def run(
         self,
@@ -181,11 +183,11 @@ class Recorder:
     ) -> None:
         """Record k finished steps: `first` and the following steps of the same composition. `used_ns` and `internal_ns`
         are the memory integrals minus what they would be if the usage of the first step were held throughout."""
-        row = self._last.get(replica)
-        ns = end_ns - (first.start_ns if row is None else max(first.start_ns, row.end_ns))
-        usage = first.usage
-        used_ns += usage.used * ns
-        internal_ns += usage.internal * ns
+        row, start_ns = self._last.get(replica), first.start_ns
+        ns = end_ns - (start_ns if row is None or row.end_ns <= start_ns else row.end_ns)
+        used, internal, _, _ = first.usage
+        used_ns += used * ns
+        internal_ns += internal * ns
         if row is not None:
             if self.join and row.continues_with(first):
                 row.extend(k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns, sources)
@@ -212,9 +214,9 @@ class Recorder:
 
     def gap(self, ns: int, count: int) -> None:
         """Record `count` gaps of `ns` between successive tokens of a request."""
-        self._gap_ns.staged.append(ns)
-        self._gap_count.staged.append(count)
-        if len(self._gap_ns.staged) >= STAGED:
+        staged = self._single_gaps.staged
+        staged += (ns, count)
+        if len(staged) >= STAGED:
             self._pack_gaps()
 
     def gaps(self, ns: Times, count: int) -> None:
@@ -222,16 +224,18 @@ class Recorder:
         if isinstance(ns, list):
             self._gap_ns.staged += ns
             self._gap_count.staged += [count] * len(ns)
+            full = len(self._gap_ns.staged) >= STAGED
         else:
             self._gap_ns.packed.frombytes(ns.tobytes())
             self._gap_count.packed += array("q", (count,)) * len(ns)
-        if len(self._gap_ns.staged) >= STAGED or len(self._gap_ns.packed) >= POOL_GAPS:
+            full = len(self._gap_ns.packed) >= POOL_GAPS
+        if full:
             self._pack_gaps()
 
     def _pack_gaps(self) -> None:
-        self._gap_ns.pack()
-        self._gap_count.pack()
-        if len(self._gap_ns.packed) >= POOL_GAPS:
+        for numbers in (self._gap_ns, self._gap_count, self._single_gaps):
+            numbers.pack()
+        if len(self._gap_ns.packed) + len(self._single_gaps.packed) >= POOL_GAPS:
             self.pool()
 
     def late(self, now: int, late: list[Late]) -> None:
@@ -302,21 +306,24 @@ class Recorder:
 
     def pool(self) -> None:
         """Pass on the gaps recorded since the last call, as distinct values with counts."""
-        self._gap_ns.pack()
-        self._gap_count.pack()
-        if self._gap_ns.packed:
-            self._gap_sink(*_counted(self._gap_ns.take(), self._gap_count.take()))
+        for numbers in (self._gap_ns, self._gap_count, self._single_gaps):
+            numbers.pack()
+        single = self._single_gaps.take().reshape(-1, 2)
+        ns = np.concatenate((single[:, 0], self._gap_ns.take()))
+        if len(ns):
+            self._gap_sink(*counted(ns, np.concatenate((single[:, 1], self._gap_count.take()))))
 
     def itl(self) -> tuple[Rows, Rows]:
         """Return gaps between successive tokens pooled over requests: (ns ascending and distinct, counts)."""
         self.pool()
         none = np.empty(0, dtype=np.int64)
         ns, count = (np.concatenate(column) for column in zip((none, none), *self._pooled, strict=True))
-        return _counted(ns, count)
+        return counted(ns, count)
 
 
-def _counted(values: Rows, counts: Rows) -> tuple[Rows, Rows]:
-    distinct, where = np.unique(values, return_inverse=True)
-    totals = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(totals, where, counts)
-    return distinct, totals
+def counted(values: Rows, counts: Rows) -> tuple[Rows, Rows]:
+    """Return the distinct values, ascending, and the sum of the counts of each."""
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    first = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))[: len(values)])
+    return values[first], np.add.reduceat(counts[order], first) if len(first) else counts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from servesim.contracts.cost import Sources
 from servesim.records.step import Step
 
@@ -11,19 +9,18 @@ MOST_TOKEN_NS = 1 << 60
 """Maximum memory-time integral of a row: the sum of two such values fits in 64 bits."""
 
 
-@dataclass(slots=True)
 class Row:
     """A row of k steps with one composition, starting with `first`."""
 
-    first: Step
-    k: int
-    end_ns: int
-    ns: int
-    gpu_ns: int
-    kv_peak: int
-    used_ns: int
-    internal_ns: int
-    sources: Sources
+    __slots__ = ("end_ns", "first", "gpu_ns", "internal_ns", "k", "kv_peak", "ns", "sources", "used_ns")
+
+    def __init__(
+        self, first: Step, k: int, end_ns: int, ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int,
+        sources: Sources,
+    ) -> None:  # fmt: skip
+        self.first, self.k, self.end_ns = first, k, end_ns
+        self.ns, self.gpu_ns, self.kv_peak = ns, gpu_ns, kv_peak
+        self.used_ns, self.internal_ns, self.sources = used_ns, internal_ns, sources
 
     def continues_with(self, step: Step) -> bool:
         """Return whether a step continues this row: it only decodes, for the same requests, one token later."""
@@ -73,8 +70,8 @@ class Row:
     def cells(self, replica: int) -> tuple[int, ...]:
         """Return the row in the order of `columns.STEP_COLUMNS`."""
         first = self.first
-        batch, usage = first.batch, first.usage
-        prefill = batch.prefill
+        batch, prefill = first.batch, first.batch.prefill
+        used, internal, external, _ = first.usage
         measured, interpolated, extrapolated, formula = self.sources
         return (
             replica,
@@ -85,7 +82,7 @@ class Row:
             self.end_ns,
             self.ns,
             sum([new for new, _ in prefill]) if prefill else 0,
-            len(prefill),
+            len(prefill) if prefill else 0,
             sum([past for _, past in prefill]) if prefill else 0,
             batch.decode_count,
             batch.decode_context_sum,
@@ -97,9 +94,9 @@ class Row:
             batch.bytes_moved,
             self.gpu_ns,
             first.host_ns * self.k,
-            usage.used,
-            usage.internal,
-            usage.external,
+            used,
+            internal,
+            external,
             self.kv_peak,
             self.used_ns,
             self.internal_ns,

@@ -36,7 +36,8 @@ class SpecStats:
         before, count = self.accepted, len(tokens)
         self.drafts += count
         self.draft_tokens += drafts * count
-        self.per_pos.extend([0] * (drafts - len(self.per_pos)))
+        if drafts > len(self.per_pos):
+            self.per_pos += [0] * (drafts - len(self.per_pos))
         for i in range(drafts):
             count -= tokens.count(i + 1)  # no more than i accepted
             if not count:

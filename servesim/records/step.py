@@ -57,22 +57,12 @@ class Step:
         host_ns: int = 0,
         sources: Sources = (0, 0, 0, 0),
     ) -> None:
-        self.id = id
-        self.batch = batch
-        self.sampled = sampled
-        self.usage = usage
-        self.drafts = drafts
-        self.preempted = preempted
-        self.accepted = 0
-        self.verified = None
-        self.dummies = _NOBODY
-        self.stale = None
-        self.planned_ns = planned_ns
-        self.start_ns = start_ns
-        self.end_ns = end_ns
-        self.gpu_ns = gpu_ns
-        self.host_ns = host_ns
-        self.sources = sources
+        self.id, self.batch, self.sampled = id, batch, sampled
+        self.usage, self.drafts, self.preempted = usage, drafts, preempted
+        self.accepted, self.dummies = 0, _NOBODY
+        self.verified, self.stale = None, None
+        self.planned_ns, self.start_ns, self.end_ns = planned_ns, start_ns, end_ns
+        self.gpu_ns, self.host_ns, self.sources = gpu_ns, host_ns, sources
 
 
 Late = tuple[int, int, int]

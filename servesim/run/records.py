@@ -141,11 +141,11 @@ class Records:
 
     def _texts(self) -> dict[str, list[str]]:
         trace = self._setup.trace
-        attempts = [divmod(row, len(trace)) for row in self._columns.table["row"].tolist()]
+        again, rows = (column.tolist() for column in np.divmod(self._columns.table["row"], len(trace)))
         texts = {}
         if (names := trace.request_id) is not None:
-            texts["name"] = [f"{names[row]}#{again}" if again else names[row] for again, row in attempts]
-        return texts | {kind: [values[row] for _, row in attempts] for kind, values in trace.labels.items()}
+            texts["name"] = [f"{names[row]}#{k}" if k else names[row] for k, row in zip(again, rows, strict=True)]
+        return texts | {kind: [values[row] for row in rows] for kind, values in trace.labels.items()}
 
 
 class StreamedRecords(Records):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Hashable
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 
@@ -31,13 +32,13 @@ def joined(content: Content) -> Content:
     _, length = np.unique(before, return_inverse=True)
     steps = (length * len(names) + name).tolist()
     width = max(steps) + 1
-    numbers: dict[int, int] = {}  # (a prefix and its next run) -> the resulting prefix
+    numbers = defaultdict[int, int](count(1).__next__)  # (a prefix and its next run) -> the resulting prefix
     prefixes: list[int] = []
     rows = offsets.tolist()
     for first, last in pairwise(rows):
         prefix = 0
         for step in steps[first:last]:
-            prefix = numbers.setdefault(prefix * width + step, len(numbers) + 1)
+            prefix = numbers[prefix * width + step]
             prefixes.append(prefix)
     parents = np.array([0, *prefixes[:-1]], dtype=np.int64)
     parents[heads] = 0

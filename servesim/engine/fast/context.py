@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from servesim.engine.fast.core import FastCore
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class FastPlan(Plan):
     """Plan that lists the members of the lockstep only when the list is read."""
 
-    lockstep: Lockstep | None = None
+    lockstep: Lockstep | None
+
+    def __init__(self, step_id: int, lockstep: Lockstep | None = None) -> None:
+        Plan.__init__(self, step_id)  # a class with slots is made anew, so `super` knows only the first
+        self.lockstep = lockstep
 
     @property
     def tokens(self) -> dict[Request, int]:

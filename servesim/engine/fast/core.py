@@ -43,6 +43,7 @@ class FastCore(EngineCore):
         self.on_late_together: Callable[[int, int, list[int]], None] = lambda now, since, rows: None
         """Callback for requests that got one token at `since` and the next one now, called with (now, since, rows)."""
         self._context: FastContext | None = None
+        self._in_python = hasattr(scheduler, "__dict__")
         self._before: dict[str, Any] | None = None  # attributes of a Python scheduler before the plan
         self.stands = False
         """Whether the last plan served all running requests and read nothing that changes from step to step."""
@@ -88,8 +89,7 @@ class FastCore(EngineCore):
         if self.lockstep is not None:
             self.lockstep.due = 0
         own: Any = self.scheduler
-        attributes = getattr(own, "__dict__", None)
-        self._before = attributes.copy() if attributes is not None else None
+        self._before = own.__dict__.copy() if self._in_python else None
         self._context = FastContext(self, now)
         return self._context
 
@@ -176,7 +176,8 @@ class FastCore(EngineCore):
             return 0
         if len(lockstep.members) > lockstep.most:
             return 0
-        return min(MOST, self.until - self.next_step_id)
+        most = self.until - self.next_step_id
+        return MOST if most > MOST else most
 
     def plan_known(self, now: int) -> Step | None:
         """Plan the next step without the scheduler if its plan is known to serve all requests in lockstep and nothing

@@ -33,7 +33,9 @@ class Run:
 
     def cut(self, now: int) -> bool:
         """Make the first planning point at or after `now` real. Return whether that changes anything."""
-        skip = max(bisect_left(self._ends, now), self._past)
+        skip = bisect_left(self._ends, now)
+        if skip < self._past:
+            skip = self._past
         if skip >= self.skip:
             return False
         self.skip = skip

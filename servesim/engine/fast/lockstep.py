@@ -371,10 +371,9 @@ class Lockstep(CounterKeeper):
     def _retiring(self, committed: int) -> list[Request]:
         """Return the members that retire once `committed` turns are committed."""
         caps, members = self._caps, self.members
-        found, at = [], [0]
-        while at:  # descend the heap as long as the condition holds
-            i = at.pop()
-            if i < len(caps) and caps[i][0] <= committed:
+        found, at, stop = [], [0], len(caps)
+        for i in at:  # descend the heap as long as the condition holds
+            if i < stop and caps[i][0] <= committed:
                 if caps[i][2] in members:
                     found.append(caps[i][2])
                 at += (2 * i + 1, 2 * i + 2)

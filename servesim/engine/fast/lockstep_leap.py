@@ -75,7 +75,8 @@ class LockstepLeap(Run):
             most = core.connector.turns_apart(lockstep.turn - len(ends) + 1, most)
         if most < 1:
             return None
-        leap = cls(ends, past, depth, core.next_batch(), core.kv.usage())
+        usage = core.kv.usage() if past else core.in_flight[-1].usage  # which was planned just now
+        leap = cls(ends, past, depth, core.next_batch(), usage)
         if m:
             leap._price(runs, m if m < most else most, horizon_ns)
             if leap._ns[0] < 1:
@@ -171,10 +172,10 @@ class LockstepLeap(Run):
             if core.connector is not None:
                 core.connector.ran_turns(turn - depth + 1, m, self._ends, depth)
         self._commit(core, recorder, replica, skip + through, n)
-        done = max(skip + through - depth, 0)  # number of steps of the run that are over
-        if done:
+        done = skip + through - depth  # number of steps of the run that are over
+        if done > 0:
             self._record(recorder, replica, first, turn, n, depth, done, grown)
-        for j in range(done + 1, m + 1):
+        for j in range(done + 1 if done > 0 else 1, m + 1):
             in_flight.append(self._step(first, turn, n, j, depth, grown))
         core.next_step_id = first + m
         lockstep.turn = turn + m

@@ -62,7 +62,8 @@ def test_empty_plans_in_a_row_are_followed_up_twice_for_each_request_and_twice_m
     requests = [Request(row, str(row), 8, 4, 0) for row in range(waiting)]
     core, still = World(SMALL).core(), World(SMALL).core()
     core.scheduler.waiting.extend(requests)
-    core.last_plan, still.last_plan = Plan(0, admitted=[Request(9, "9", 8, 4, 0)]), Plan(0)
+    core.last_plan, still.last_plan = Plan(0), Plan(0)
+    core.last_plan.admitted.append(Request(9, "9", 8, 4, 0))
     assert [core.moved() for _ in range(2 * waiting + 4)] == [True] * (2 * waiting + 2) + [False] * 2
     assert not still.moved()
 

@@ -37,7 +37,8 @@ class Rank:
 
     def join(self, request: Request) -> None:
         """Add a request."""
-        self._sort()
+        if self.rounds:
+            self._sort()
         self._parts[request] = []
         self.size += 1
 
@@ -55,16 +56,17 @@ class Rank:
 
     def collect(self, request: Request) -> bytes:
         """Return the blocks dealt to a request since this was last called for it."""
-        self._sort()
+        if self.rounds:
+            self._sort()
         parts = self._parts[request]
+        if not parts:
+            return b""
         blocks = b"".join(parts)
         parts.clear()
         return blocks
 
     def _sort(self) -> None:
-        """Sort the blocks of all rounds by request."""
-        if not self.rounds:
-            return
+        """Sort the blocks of all rounds, of which there are some, by request."""
         size, rounds, members = self.size, len(self.rounds), self._parts.values()
         blocks = b"".join(self.rounds)
         self.rounds.clear()
@@ -158,20 +160,19 @@ class TableTurns(LockstepMemory):
         return limit
 
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
-        bs, ranks = self._size, self._ranks
-        turns = sorted([i for i in [(phase - turn) % bs for phase in ranks] if i < k])
-        if not turns:
+        bs = self._size
+        due = [(i, rank) for phase, rank in self._ranks.items() if (i := (phase - turn) % bs) < k]
+        if not due:
             return []
-        due = [ranks[(turn + i) % bs] for i in turns]
-        grown = [(i + 1, rank.size * bs) for i, rank in zip(turns, due, strict=True)]
+        due.sort(key=itemgetter(0))
+        grown = [(i + 1, rank.size * bs) for i, rank in due]
         if k > bs:  # repeat, one block later
             grown = [(i + later, tokens) for later in range(0, k, bs) for i, tokens in grown if i + later <= k]
         blocks = self._kv._take(sum([tokens for _, tokens in grown]) // bs).tobytes()
         first, cycle, total = 0, len(self._rank_of) * WIDTH, len(blocks)
-        for rank in due:
+        for _, rank in due:
             size = rank.size * WIDTH
-            for start in range(first, total, cycle):
-                rank.rounds.append(blocks[start : start + size])
+            rank.rounds += [blocks[start : start + size] for start in range(first, total, cycle)]
             first += size
         return grown
 
@@ -226,7 +227,8 @@ class TableTurns(LockstepMemory):
             blocks, most = len(table), min((known[k - 1] + ahead + bs - 1) // bs, last)
             while blocks < most:
                 i = bisect_right(known, blocks * bs - ahead)
-                more = min((known[i] + ahead + bs - 1) // bs, last) - blocks
+                end = (known[i] + ahead + bs - 1) // bs
+                more = (end if end < last else last) - blocks
                 due.append((i + 1, table, more))
                 blocks += more
         due.sort(key=itemgetter(0))
