@@ -30,7 +30,7 @@ class Pass(NamedTuple):
 class Segment:
     """Range of context sums, from `low` to below `high`, in which each pass stays in its curve segment."""
 
-    __slots__ = ("base", "begin", "by_source", "high", "knots", "low", "slope", "sources", "start", "whole")
+    __slots__ = ("base", "begin", "by_source", "high", "knots", "lines", "low", "slope", "sources", "start", "whole")
 
     def __init__(self, attending: Sequence[tuple[float, Curve, int]], low: int, high: int) -> None:
         pieces = []
@@ -42,6 +42,12 @@ class Segment:
         self.low, self.high = low, high
         self.sources = sorted(set(of_passes))
         """Sources of the passes' curve segments."""
+        self.lines = [
+            (shift, start, constant, slope, source)
+            for (start, slope, constant, shift), source in zip(pieces, of_passes, strict=True)
+        ]
+        """Of each pass: what is added to the sum of contexts, where its curve's segment begins, the time there plus a
+        half, its slope, and its source."""
         self.knots = frozenset(start - shift for start, _, _, shift in pieces)
         """Context sums at which a pass is at a knot."""
         self.whole = all(start.is_integer() for start, *_ in pieces)
@@ -79,6 +85,14 @@ class OverContexts:
         """Return the nanoseconds at one context sum, and their split by source."""
         ns = 0
         sums = [*self._fixed]
+        segment = self._segment(context)
+        if context not in segment.knots:
+            for (shift, start, constant, slope, source), known in zip(segment.lines, self._known, strict=True):
+                own = int(constant + (context + shift - start) * slope)
+                ns += own
+                sums[source] += own - known
+            a, b, c, d = sums
+            return ns + self._constant, (a, b, c, d)
         for (base, curve, shift), known in zip(self._attending, self._known, strict=True):
             start, y, slope, source = curve.piece(context + shift)
             own = rounded(base, y, (context + shift - start) * slope)

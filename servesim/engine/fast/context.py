@@ -61,6 +61,8 @@ class FastContext(PlanContext):
         self._asked: Request | None = None  # its prefix was looked up, but it is not admitted yet
         self.served = False
         """Whether the scheduler has called `decode`."""
+        self.in_order = False
+        """Whether it did so with its own list of running requests, so that their order is that of the next plans."""
         self.num_left = 0
         """Number of requests that `decode` has left to the scheduler."""
         self.until = NO_END
@@ -123,6 +125,7 @@ class FastContext(PlanContext):
             memory.looked = looked
         elif self._core.speculator is not None and not free and not overrun:
             self.served = True
+            self.in_order = running is self._core.scheduler.running
             left = self._verify(running, most)
         else:
             return running

@@ -23,6 +23,7 @@ from servesim.engine.fast.lockstep import Lockstep
 from servesim.engine.fast.memory import lockstep_memory
 from servesim.engine.fast.step import PAUSE, FastStep
 from servesim.engine.fast.verification import deliver_verified
+from servesim.engine.fast.verify_again import tokens_again, verify_again
 from servesim.engine.layout import lay_out
 from servesim.records.step import Step
 
@@ -55,6 +56,11 @@ class FastCore(EngineCore):
         """Whether the scheduler must also plan again after requests end."""
         self.refused = False
         """Whether a request was refused for lack of memory."""
+        told: Any = type(scheduler).commit
+        self.hears_commits = told is not Scheduler.commit
+        """Whether the scheduler must be told of each token, and may change with it."""
+        self.tokens_again = 0
+        """See `verify_again`."""
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
         """See `EngineCore.listen`. Memory is then stepped plainly, as for an allocator without a fast class, because in
@@ -70,8 +76,7 @@ class FastCore(EngineCore):
     def keep_lockstep(self, depth: int) -> None:
         """Start counting requests that decode together, if memory supports it. At most `depth` steps are in flight."""
         kv, scheduler = self.kv, self.scheduler
-        told: Any = type(scheduler).commit  # an overriding method must be told of each token
-        if self.speculator is not None or self.lookahead or told is not Scheduler.commit:
+        if self.speculator is not None or self.lookahead or self.hears_commits:
             return
         if self.memory is not None:
             steps: Any = self.in_flight  # all steps are FastSteps from here on
@@ -83,7 +88,10 @@ class FastCore(EngineCore):
             self.step_plainly()
 
     def plan(self, now: int) -> Step | None:
-        return None if self.in_flight and self.is_next_empty() else super().plan(now)
+        if self.in_flight and self.is_next_empty():
+            return None
+        step = verify_again(self, now) if self.tokens_again else None
+        return super().plan(now) if step is None else step
 
     def open(self, now: int) -> PlanContext:
         if self.lockstep is not None:
@@ -101,6 +109,7 @@ class FastCore(EngineCore):
             step = super().enter(plan, now)
             all_served = ctx.served and not ctx.num_left and len(plan._tokens) == len(self.scheduler.running)
             self._note(ctx, step is not None and all_served and not looked, True)
+            self.tokens_again = tokens_again(self, ctx, step)
             return step
         if plan.layout == "recompute":
             lockstep.dissolve(plan)

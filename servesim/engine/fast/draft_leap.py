@@ -51,6 +51,8 @@ def can_run(core: FastCore) -> bool:
     first, last = in_flight[0], in_flight[-1]
     if not (core.stands and core.pure) or core.last_plan is None or core.last_plan.step_id != last.id:
         return False
+    if core.hears_commits:
+        return False
     if core.refused and core.memory is not None and not core.memory.only_takes():
         return False
     if speculator is None or not last.drafts or speculator.expands or not speculator.steady():
@@ -285,12 +287,16 @@ def _look_ahead(core: FastCore, m: int, placeholders: int) -> Ahead | None:
                 walk = Walk.of(request, known, depth)
                 start = walk.index
         else:
-            walk = Walk.of(request, known, depth)
+            walk = request._walk
+            if not isinstance(walk, Walk) or walk.tokens != known or walk.depth != depth:
+                walk = Walk.of(request, known, depth)
             start = walk.index
-        m = min(m, real + walk.see(request, start, m - real, acceptance, width))
+        if len(walk.gains) - start <= m - real:
+            m = real + walk.see(request, start, m - real, acceptance, width)
         bound = longest
         if asynchronous:
-            bound = min(request.prompt_len + request.max_tokens - 2, longest)
+            cap = request.prompt_len + request.max_tokens - 2
+            bound = cap if cap < longest else longest
         after = start + 1 - real  # index of the tokens after the next commit
         if m < 1 or walk.known[after] > bound:
             return None

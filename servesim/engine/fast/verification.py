@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from servesim.contracts.kv import KVAllocator
 from servesim.contracts.request import Request, State
 from servesim.engine.delivery import tell
 from servesim.engine.drafts import accepts
@@ -55,6 +56,8 @@ def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tup
     counted, counts = 0, bytearray()  # token count of each request with `counted` drafts
     on_time = depth = of_depth = 0
     walks, ended = False, State.FINISHED
+    rollback: Any = type(kv).rollback
+    takes_back = rollback is not KVAllocator.rollback
     for request in step.sampled:
         if request.state >= ended:
             continue
@@ -96,7 +99,8 @@ def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tup
             if void and (stale is None or request not in stale):
                 request._num_computed_tokens -= void
                 core.ledger.release(void)
-                kv.rollback(request, void)
+                if takes_back:
+                    kv.rollback(request, void)
         request._num_output_placeholders -= 1 + drafts
         request._num_tokens = known + delivered
         if request.first_token_ns < 0:

@@ -233,8 +233,10 @@ class TableTurns(LockstepMemory):
                 blocks += more
         due.sort(key=itemgetter(0))
         grown: dict[int, int] = {}
+        taken, first = self._kv._take(sum([more for _, _, more in due])), 0
         for i, table, more in due:
-            table += self._kv._take(more)
+            table += taken[first : first + more]
+            first += more
             grown[i] = grown.get(i, 0) + more * bs
         self._delivered(requests, [known[k - 1] for known in tokens])
         return list(grown.items())
