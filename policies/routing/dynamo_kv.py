@@ -53,6 +53,14 @@ class DynamoKV(DynamoRouter):
         self._weights = {"cpu": params.host_cache_hit_weight, "storage": params.disk_cache_hit_weight}
         self._grown: dict[Request, int] = {}
 
+    def hears(self) -> frozenset[str]:
+        """Return what `Router.hears` does, without output blocks if none are booked. (Requests that wait while replicas
+        are busy by their KV usage are also reconsidered at each output block.)"""
+        params, own = self.params, type(self).on_output_block is DynamoKV.on_output_block
+        looks = params.router_queue_threshold is not None and params.active_decode_blocks_threshold is not None
+        deaf = own and not looks and not params.router_track_output_blocks
+        return super().hears() - {"on_output_block"} if deaf else super().hears()
+
     def overlap(self, keys: Sequence[Hashable]) -> Counts:
         return self.index.leading(keys, len(self.load))
 

@@ -159,8 +159,9 @@ class Router(ABC):
 
     A router knows two kinds of things. What it counts itself, in attributes of its own, is exact; it counts in the
     notification verbs below, `on_sent` to `on_replica`, all of which do nothing by default. The engine calls only those
-    that `hears` returns, so a router without them costs nothing; `on_output_block` and `on_kv_events` require every
-    step to be simulated individually, which takes as long as reference mode. What engines report (`views`) has an age.
+    that `hears` returns, so a router without them costs nothing; `on_output_block` requires every step to be simulated
+    individually, which takes as long as reference mode, and so does `on_kv_events` unless the prefix cache is
+    `prefix-hash` or evicts by rank, without drafts or memory elsewhere. What engines report (`views`) has an age.
     No verb changes requests or views. Whatever a router raises ends the run with a PolicyError that names its class and
     line.
 

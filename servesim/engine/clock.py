@@ -38,8 +38,8 @@ class Clock(simpy.Environment):
     """SimPy environment whose time is an integer number of nanoseconds."""
 
     rejected: tuple[int, int] = (-1, -1)
-    """(ns, replica) of the last plan that rejected a request. The rejection may cause another request to arrive at that
-    instant, after the plans of all replicas up to this one."""
+    """(ns, replica) of the last plan that rejected a request, or whose prefix cache has a listener. Either may cause a
+    request to arrive at that instant, after the plans of all replicas up to this one."""
 
     background = 0
     """Number of recurring events in the queue, which alone do not keep the simulation going."""

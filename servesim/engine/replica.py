@@ -222,7 +222,7 @@ class Replica:
         core, in_flight, now = self.core, self.core.in_flight, self.clock.ns
         while len(in_flight) < self.depth:
             step = core.plan(now)
-            if core.last_plan is not None and core.last_plan.rejected:
+            if core.last_plan is not None and (core.last_plan.rejected or core.kv.on_event is not None):
                 self.clock.rejected = max(self.clock.rejected, (now, self.index))
             if step is not None:
                 self._run(step, now)

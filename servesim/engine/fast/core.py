@@ -61,12 +61,16 @@ class FastCore(EngineCore):
         """Whether the scheduler must be told of each token, and may change with it."""
         self.tokens_again = 0
         """See `verify_again`."""
+        self.listened = False
+        """Whether the prefix cache has a listener, to which memory in lockstep reports at the right times."""
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
-        """See `EngineCore.listen`. Memory is then stepped plainly, as for an allocator without a fast class, because in
-        lockstep blocks are published when they are read, not when they become full."""
+        """See `EngineCore.listen`. Memory that publishes blocks only when they are read is then stepped plainly, as for
+        an allocator without a fast class; so is memory with a connector, whose own memory follows late."""
         super().listen(on_event)
-        self.step_plainly()
+        self.listened, memory = True, self.memory
+        if memory is None or self.lockstep is None or self.connector is not None or not memory.tell():
+            self.step_plainly()
 
     def step_plainly(self) -> None:
         if self.memory is not None:
@@ -84,7 +88,7 @@ class FastCore(EngineCore):
 
     def connect(self, connector: Connector, first: bool = False) -> None:
         super().connect(connector, first)
-        if not connector.follow(self.lockstep):
+        if self.listened or not connector.follow(self.lockstep):
             self.step_plainly()
 
     def plan(self, now: int) -> Step | None:
@@ -236,6 +240,8 @@ class FastCore(EngineCore):
         lockstep = self.lockstep
         if lockstep is not None:
             assert isinstance(step, FastStep)
+            if self.listened and self.memory is not None:
+                self.memory.turn_committed(lockstep.committed)
             for request in finished:
                 if request in lockstep.members:  # it had joined, but its turns have no effect
                     lockstep.leave(request)

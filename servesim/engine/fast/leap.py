@@ -46,6 +46,15 @@ class Run:
         `now` and landed, or None if only that can tell."""
         return None
 
+    def next_report_ns(self, core: FastCore) -> int | None:
+        """Return the time of the next planning point of the run at which memory reports blocks, or None if it reports
+        none. Called only if memory in lockstep has a listener."""
+        return None
+
+    def report(self, core: FastCore) -> None:
+        """Let memory report the blocks of that planning point, which is now."""
+        raise NotImplementedError
+
     def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """Apply commits and plans 1..skip. Leave the step that ends now in flight. Return the time at which the last
         step in flight will end."""

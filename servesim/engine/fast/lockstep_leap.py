@@ -30,7 +30,10 @@ LONGEST = 1 << 61  # integrals of memory over time must fit in 64 bits
 class LockstepLeap(Run):
     """Run that skips `skip` planning points, with the data needed to account for them afterwards."""
 
-    __slots__ = ("_batch", "_copies", "_depth", "_given", "_gpu", "_host", "_last", "_ns", "_sources", "_usage")
+    __slots__ = (
+        "_batch", "_copies", "_depth", "_extended", "_given", "_gpu", "_grown", "_host", "_last", "_ns", "_silent",
+        "_sources", "_usage",
+    )  # fmt: skip
 
     def __init__(self, ends: list[int], past: int, depth: int, batch: Batch, usage: Usage) -> None:
         super().__init__(ends, 0, past)
@@ -44,6 +47,9 @@ class LockstepLeap(Run):
         self._host = 0
         self._sources = RunSources()
         self._last: FastStep | None = None  # the step without the retiring requests
+        self._extended = 0  # number of steps of the run for which memory has been extended
+        self._silent = 0  # number of further ones before memory reports something
+        self._grown: list[tuple[int, int]] = []  # (step from 1, tokens by which memory grew)
 
     @classmethod
     def prepare(cls, core: FastCore, runs: RunCost, now: int, horizon_ns: int | None, past: int) -> LockstepLeap | None:
@@ -65,7 +71,7 @@ class LockstepLeap(Run):
             depth += 1
         m, retires = lockstep.steps_until_change(depth)
         # Nothing waits for the tokens of retiring requests.
-        alone = retires and depth == 2 and (past > 0 or not core.scheduler.num_waiting())
+        alone = retires and depth == 2 and not core.listened and (past > 0 or not core.scheduler.num_waiting())
         last = m + 1 if alone else m
         if last < most:
             most = last
@@ -163,9 +169,10 @@ class LockstepLeap(Run):
         if skip < m:
             m = skip
         core.tokens_since_output = 0
-        grown: list[tuple[int, int]] = []
+        grown = self._grown
         if m:
-            grown = memory.extend_run(turn, turn - depth + 1, m)
+            if m > self._extended:
+                self._extend(core, m - self._extended)
             self._copies, self._given = memory.copies, memory.given_back
             core.ledger.hold(n * m)
             lockstep.advance(m)
@@ -184,6 +191,30 @@ class LockstepLeap(Run):
         if core.checks and not through:
             core.check_integrity()
         return retired
+
+    def next_report_ns(self, core: FastCore) -> int | None:
+        """See `Run`."""
+        lockstep, memory, left = core.lockstep, core.memory, self.skip - self._extended
+        assert lockstep is not None
+        assert memory is not None
+        turn = lockstep.turn + self._extended
+        self._silent = memory.silent_turns(turn, turn - self._depth + 1, left)
+        return self._ends[self._extended + self._silent] if self._silent < left else None
+
+    def report(self, core: FastCore) -> None:
+        """See `Run`."""
+        if self._extended + self._silent < self.skip:
+            self._extend(core, self._silent + 1)
+
+    def _extend(self, core: FastCore, steps: int) -> None:
+        """Extend memory for some more steps of the run."""
+        lockstep, memory, done = core.lockstep, core.memory, self._extended
+        assert lockstep is not None
+        assert memory is not None
+        turn = lockstep.turn + done
+        self._extended = done + steps
+        grown = memory.extend_run(turn, turn - self._depth + 1, steps)
+        self._grown.extend([(done + j, tokens) for j, tokens in grown] if done else grown)
 
     def _commit(self, core: FastCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
         """Deliver the tokens of the steps in flight, including those of requests not yet in lockstep, then one token to

@@ -74,6 +74,20 @@ class LockstepMemory:
         The default is None."""
         return None
 
+    def tell(self) -> bool:
+        """Report blocks from now on in the very turn in which they are published or evicted, request by request. Call
+        it before the first request. Return False if that is not possible, as by default."""
+        return False
+
+    def silent_turns(self, turn: int, committed: int, limit: int) -> int:
+        """Return the number of turns from `turn` on, at most `limit`, that report nothing, with one turn committed
+        before each. While blocks are reported, `extend_run` may end with a turn that reports, but not go past one."""
+        raise NotImplementedError
+
+    def turn_committed(self, committed: int) -> None:
+        """Report what the last of `committed` turns published as it ended. Called only while blocks are reported."""
+        raise NotImplementedError
+
     def rounds_that_fit(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
     ) -> int:

@@ -9,7 +9,7 @@ from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.request import Deadline, Request, State
-from servesim.engine.clock import Clock
+from servesim.engine.clock import PLAN, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.cost import runs_of
@@ -119,6 +119,8 @@ class FastReplica(Replica):
             self.leap = LockstepLeap.prepare(core, self._runs, now, self.horizon(), 1)
             if self.leap is not None:
                 self._await(self.leap.end_ns)
+                if core.listened:
+                    self._plan_reports(self.leap)
                 return
         if not in_flight and core.is_next_empty():
             return
@@ -127,6 +129,18 @@ class FastReplica(Replica):
         if leaps and len(in_flight) == self.depth:
             self.leap = self._prepare()
         self._await(self.leap.end_ns if self.leap is not None else in_flight[0].end_ns)
+        if core.listened and self.leap is not None:
+            self._plan_reports(self.leap)
+
+    def _plan_reports(self, leap: Run) -> None:
+        """Let memory report blocks at the planning points of a run, this instant included, as if they were real."""
+        ns = leap.next_report_ns(self.fast)
+        if ns == self.clock.ns:
+            self.clock.rejected = max(self.clock.rejected, (ns, self.index))
+            leap.report(self.fast)
+            ns = leap.next_report_ns(self.fast)
+        if ns is not None:
+            self.clock.at(ns, PLAN + self.index, lambda event: self._plan_reports(leap) if self.leap is leap else None)
 
     def _prepare(self) -> Run | None:
         """Return the longest run of steps from here whose plans are known. The maximum number of steps must be in

@@ -35,7 +35,8 @@ def verify_again(core: FastCore, now: int) -> Step | None:
     assert before is not None
     if core.scheduler.num_waiting() or core.on_plan is not None:
         return None
-    plan = FastPlan(core.next_step_id, attention=before.attention)
+    plan = FastPlan(core.next_step_id)
+    plan.attention = before.attention
     batch = _serve(core, before, plan)
     if batch is None or batch.linear_tokens > core.tokens_again:
         return None

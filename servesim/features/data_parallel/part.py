@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 from simpy.events import Event
 
 from servesim.contracts.cost import Batch, CostModel, Price
+from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.part import ClusterView, Part
 from servesim.contracts.request import Request, State
 from servesim.engine import turnover
@@ -68,6 +69,10 @@ class FastRank(FastReplica):
     """A rank that handles requests that decode together as a group; its steps are simulated one by one."""
 
     group: Group
+
+    def listen(self, told: Callable[[int, int, KVEvent], None]) -> None:
+        super().listen(told)
+        self.core.step_plainly()
 
     def _want_plan(self) -> None:
         self.group.want_plan()
@@ -200,7 +205,7 @@ class Group:
             return known
         while True:
             step = core.plan(now)
-            if core.last_plan is not None and core.last_plan.rejected:
+            if core.last_plan is not None and (core.last_plan.rejected or core.kv.on_event is not None):
                 self._clock.rejected = max(self._clock.rejected, (now, rank.index))
             if step is not None or core.in_flight or not core.moved():
                 return step

@@ -108,6 +108,10 @@ def test_a_class_that_stands_behind_itself_by_default_ends(monkeypatch: pytest.M
         ("circuit-breaker:router=power-of-two", {"on_sent", "on_finish", "on_replica"}),
         (
             "circuit-breaker:router=dynamo-kv",
+            {"on_sent", "on_prefill_done", "on_finish", "on_kv_events", "on_replica"},
+        ),
+        (
+            "circuit-breaker:router=(dynamo-kv:router_track_output_blocks=true)",
             {"on_sent", "on_prefill_done", "on_output_block", "on_finish", "on_kv_events", "on_replica"},
         ),
         ("circuit-breaker:router=smg-least-load", {"on_sent", "on_finish", "on_report", "on_replica"}),

@@ -19,7 +19,6 @@ from servesim.contracts.request import Request
 from servesim.engine.fast.kv.growth import most_rounds
 from servesim.engine.fast.memory import LockstepMemory
 from servesim.policies.kv._block_tables import MANY, WIDTH, ids
-from servesim.policies.kv._prefix_caching import PrefixCaching
 from servesim.policies.kv.paged import Paged
 
 
@@ -53,6 +52,10 @@ class Rank:
         del self._parts[request]
         self.size -= 1
         return blocks
+
+    def requests(self) -> list[Request]:
+        """Return the requests, in joining order."""
+        return list(self._parts)
 
     def collect(self, request: Request) -> bytes:
         """Return the blocks dealt to a request since this was last called for it."""
@@ -129,23 +132,31 @@ class TableTurns(LockstepMemory):
                 del self._ranks[-offset % self._size]
 
     def extend(self, turn: int, committed: int) -> bool:
-        if self._asleep:
-            for request, wakes in list(self._asleep.items()):
-                if wakes <= turn:
-                    del self._asleep[request]
-                    self._rank(wakes, request).wake(request)
-        rank = self._ranks.get(turn % self._size)
+        rank = self._due(turn)
         if rank is not None:
             if rank.size > self._kv.num_free_blocks():
                 return False
             rank.rounds.append(self._kv._take(rank.size).tobytes())
         return True
 
+    def _due(self, turn: int) -> Rank | None:
+        """Wake the requests that have filled their blocks by a turn. Return the rank that needs blocks in it, if
+        any."""
+        if self._asleep:
+            for request, wakes in list(self._asleep.items()):
+                if wakes <= turn:
+                    del self._asleep[request]
+                    self._rank(wakes, request).wake(request)
+        return self._ranks.get(turn % self._size)
+
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
         if self._asleep:
             limit = min(limit, min(self._asleep.values()) - turn)
+        return self._turns_within(self._kv.num_free_blocks() - -(-reserve // self._size), turn, limit)
+
+    def _turns_within(self, free: int, turn: int, limit: int) -> int:
+        """Return the number of turns from `turn` on, at most `limit`, for which `free` blocks suffice if none wakes."""
         bs, n = self._size, len(self._rank_of)
-        free = self._kv.num_free_blocks() - -(-reserve // bs)
         if free < 0 or limit <= 0:
             return 0
         if n * -(-limit // bs) <= free:
@@ -240,76 +251,3 @@ class TableTurns(LockstepMemory):
             grown[i] = grown.get(i, 0) + more * bs
         self._delivered(requests, [known[k - 1] for known in tokens])
         return list(grown.items())
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class PublishingTurns(TableTurns):
-    """Tables whose full blocks are published as the tokens in them become known."""
-
-    def __init__(self, kv: PrefixCaching) -> None:
-        super().__init__(kv)
-        self._cache = kv
-        # Members whose content others may look up, and their offsets, keyed by the number of committed turns (modulo
-        # the block size) at which all tokens of a block are known.
-        self._filling: dict[int, dict[Request, int]] = {}
-        self._committed = 0  # turns committed when the last turn was planned
-        self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # a block's hash covers tokens beyond it
-
-    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        if self._ahead or not super().join(request, offset, num_tokens):
-            return False
-        if request.content is not None:
-            phase = (-offset - 1) % self._size
-            if phase not in self._filling:
-                self._filling[phase] = {}
-            self._filling[phase][request] = offset
-        return True
-
-    def leave(self, request: Request, offset: int) -> None:
-        super().leave(request, offset)
-        if request.content is not None:
-            phase = (-offset - 1) % self._size
-            del self._filling[phase][request]
-            if not self._filling[phase]:
-                del self._filling[phase]
-        self._offer_known(request, offset)
-        # Turns may have ended since the last turn for which memory was extended. If the member joined after that one,
-        # all of its turns have ended.
-        done = request._num_computed_tokens - request._num_output_placeholders
-        self._cache._offer(request, done, done)
-
-    def extend(self, turn: int, committed: int) -> bool:
-        if not super().extend(turn, committed):
-            return False
-        self._offer_filled(committed)
-        return True
-
-    def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
-        grown = super().extend_run(turn, committed, k)
-        self._offer_filled(committed + k - 1)
-        return grown
-
-    def _offer_filled(self, committed: int) -> None:
-        """Publish the blocks filled since the last planned turn. Several turns may have ended, for example if prompts
-        were planned in between."""
-        ended = committed - self._committed
-        self._committed = committed
-        if ended == 1:
-            if (full := self._filling.get(committed % self._size)) is not None:
-                for request, offset in full.items():
-                    self._offer_known(request, offset)
-            return
-        for phase, full in self._filling.items():
-            if (committed - phase) % self._size < ended:
-                for request, offset in full.items():
-                    self._offer_known(request, offset)
-
-    def _offer_known(self, request: Request, offset: int) -> None:
-        """Publish the tokens that a member knew when the last turn was planned, since they are now final."""
-        self.complete(request)
-        known = self._committed + offset + 1
-        self._cache._offer(request, known, known)
-
-    def _delivered(self, requests: Sequence[Request], known: list[int]) -> None:
-        for request, tokens in zip(requests, known, strict=True):
-            self._cache._offer(request, tokens, tokens)

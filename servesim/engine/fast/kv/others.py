@@ -10,7 +10,7 @@ from typing import Any
 from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage
 from servesim.contracts.request import Request
 from servesim.engine.fast.kv.growth import blocks_by_round, most_rounds, rounds_until_short
-from servesim.engine.fast.kv.lockstep_tables import PublishingTurns
+from servesim.engine.fast.kv.publishing import PublishingTurns
 from servesim.engine.fast.memory import LockstepMemory, stands_for
 from servesim.policies.kv.contiguous import Contiguous, ContiguousParams
 from servesim.policies.kv.evicting import Evicting

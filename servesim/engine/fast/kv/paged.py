@@ -13,7 +13,8 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import Hit, KVMemory, Usage
 from servesim.contracts.request import Request
-from servesim.engine.fast.kv.lockstep_tables import PublishingTurns, TableTurns
+from servesim.engine.fast.kv.lockstep_tables import TableTurns
+from servesim.engine.fast.kv.publishing import PublishingTurns
 from servesim.engine.fast.memory import stands_for
 from servesim.policies.kv.paged import Paged
 from servesim.policies.kv.prefix_hash import PrefixHash
