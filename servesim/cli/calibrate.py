@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from servesim.cli.calibrate_acceptance import ACCEPTANCE_EXAMPLES, acceptance
+from servesim.cli.calibrate_all import ALL_EXAMPLES, all_
 from servesim.cli.calibrate_engine import ENGINE_EXAMPLES, engine
 from servesim.cli.calibrate_profile import PROFILE_EXAMPLES, profile
 from servesim.cli.calibrate_steps import STEPS_EXAMPLES, steps
@@ -22,6 +23,7 @@ calibrate_app = typer.Typer(
     help="Measure, fit and import step costs.", callback=help_alone, invoke_without_command=True
 )
 
+calibrate_app.command("all", epilog=ALL_EXAMPLES)(all_)
 calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
 calibrate_app.command(epilog=STEPS_EXAMPLES)(steps)
 calibrate_app.command(epilog=ENGINE_EXAMPLES)(engine)

@@ -73,7 +73,8 @@ class MixedExcess:
         self._new = list(points)
         self._counts = sorted({n for sizes in points.values() for n in sizes})
         self._contexts = sorted({x for curve in curves for x in curve.xs})
-        self._known = max(min(curve.xs[-1] for curve in curves), 1.0)
+        self._known = max(min(curve.xs[-1] for curve in curves), 1.0)  # with every prompt and number of sequences
+        self._longest = max(*self._contexts, 1.0)
         self._ns = [[[_at(lines[new], n, x) for x in self._contexts] for n in self._counts] for new in self._new]
 
     @classmethod
@@ -91,7 +92,9 @@ class MixedExcess:
         if count > last:
             scale, source = count / last, EXTRAPOLATED
         if context > self._known:
-            scale, context, source = scale * context / self._known, self._known, EXTRAPOLATED
+            source = EXTRAPOLATED
+        if context > self._longest:
+            scale, context = scale * context / self._longest, self._longest
         if not self._new[0] <= new <= self._new[-1]:
             source = EXTRAPOLATED
         i, u = _place(self._new, new)

@@ -20,6 +20,7 @@ from tests.docs.test_documents import unknown
 from tests.support.documents import ROOT
 
 ELSEWHERE = {
+    "servesim calibrate all": "needs torch: tests/torch, tests/unit/calibrate/test_chain.py",
     "servesim calibrate profile": "needs torch: tests/torch",
     "servesim calibrate steps": "needs torch: tests/torch",
     "servesim calibrate engine": "needs torch: tests/torch",

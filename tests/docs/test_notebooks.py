@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.support.notebooks import NOTEBOOKS, executed
+from tests.support.notebooks import MEASURING, NOTEBOOKS, executed
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def test_a_notebook_shows_what_its_cells_print(path: Path) -> None:
 
 
 def test_there_is_a_notebook_and_it_was_run_in_order() -> None:
-    for path in NOTEBOOKS:
+    for path in (*NOTEBOOKS, MEASURING):
         cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
         assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert NOTEBOOKS

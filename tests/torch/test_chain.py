@@ -10,12 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the extra calibrate is not installed")
 pytest.importorskip("transformers", reason="the extra calibrate is not installed")
 
+from servesim.calibrate.chain import REPORT  # noqa: E402
+from servesim.calibrate.chain_report import repeated  # noqa: E402
 from servesim.calibrate.journal import Journal  # noqa: E402
 
 PROFILE = ("profile", "--device", "cpu", "--model", "tiny-llama", "--max-drift", "1000")
@@ -33,29 +34,44 @@ def servesim(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_chain_from_a_profile_to_a_replayed_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tables, log = str(tmp_path / "tables"), str(tmp_path / "log")
-    said = servesim("calibrate", *PROFILE, *SMALL, "--out", tables)
-    common = ("--device", "cpu", "--model", "tiny-llama", "--kernel-tables", tables)
-    said += servesim("calibrate", "steps", *common, "--count", "24", "--budget-s", "40", "--out", str(tmp_path / "s"))
-    trace = "synth:rate=20,prompt=uniform(32,160),output=uniform(8,32)"
-    engine = ("--engine", "transformers", "--clock", "cpu", "--trace", trace, "--requests", "24", "--out", log)
-    said += servesim("calibrate", "engine", *common, *engine)
-    replay = ("validate", log, "--kernel-tables", tables, "--host", f"{log}/host.yaml")
-    said += servesim(*replay, "--json", str(tmp_path / "errors.json"))
+def test_one_command_calibrates_a_processor_and_goes_on_where_it_was_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "all"
+    command = ("calibrate", "all", "--device", "cpu", "--model", "tiny-llama", "--out", str(out))
+    command += ("--budget-s", "120", "--max-drift", "1000")
+    running = subprocess.Popen([sys.executable, "-m", "servesim", *command], stderr=subprocess.DEVNULL)
+    journal = out / "tables" / "points.jsonl"
+    while not journal.exists() or journal.read_text().count("\n") < 20:
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.terminate()
+    assert running.wait(timeout=60) == 130
+    kept = Journal.load(out / "tables").grid
+    assert len(kept) >= 20
+    said = servesim(*command)
     with capsys.disabled():
-        print(f"\n{said}")
-    steps = json.loads((tmp_path / "s" / "tiny-llama-tp1-fp32.json").read_text())
-    assert np.isfinite(steps["kinds"]["all"]["mape"])
+        print(f"\n{(out / REPORT).read_text()}")
+    whole = Journal.load(out / "tables").grid
+    assert {k: m.timing for k, m in whole.items() if k in kept} == {k: m.timing for k, m in kept.items()}
+    points = repeated(out / "tables")
+    assert len(points) > 10
+    # a mixed call is priced by its decodes, its prompt and what it takes beyond them, each measured at its own time
+    assert [p for p in points if not p.within and "mixed" not in p.operator] == []
+    assert said.endswith(f"written to {out / REPORT}\n")
+    assert "|  |" not in (out / REPORT).read_text()
+    assert servesim(*command) == said[said.index("# Calibration") :], "nothing is left to do"
+    steps = json.loads((out / "steps" / "tiny-llama-tp1-fp32.json").read_text())
     assert 1 / FACTOR < 1 + steps["kinds"]["all"]["bias"] < FACTOR
-    (run,) = json.loads((tmp_path / "errors.json").read_text())["runs"]
+    (run,) = json.loads((out / "errors.json").read_text())["runs"]
     for metric in ("ttft", "tpot", "e2el"):
-        assert np.isfinite(run["error"][metric]["mean"])
-    assert 1 / FACTOR < 1 + run["error"]["e2el"]["mean"] < FACTOR
+        assert 1 / FACTOR < 1 + run["error"][metric]["mean"] < FACTOR
+    tables = f"{out}/tables"
     simulated = servesim(
-        *("run", "--trace", trace, "--requests", "24", "--model", "tiny-llama", "--gpu", f"{tables}/device.yaml"),
-        *("--kernel-tables", tables, "--dtype", "fp32", "--kv-dtype", "fp32", "--host", f"{log}/host.yaml"),
-        *("--scheduler", "transformers", "--kv", "paged", "--set", "engine.num_gpu_blocks=129", "--json"),
+        *("run", "--trace", "synth:rate=20,prompt=96,output=16", "--requests", "24", "--model", "tiny-llama"),
+        *("--gpu", f"{tables}/device.yaml", "--kernel-tables", tables, "--host", f"{out}/log/host.yaml"),
+        *("--dtype", "fp32", "--kv-dtype", "fp32", "--scheduler", "transformers", "--kv", "paged"),
+        *("--set", "engine.num_gpu_blocks=129", "--json"),
     )
     assert json.loads(simulated)["requests"]["completed"] == 24
 

@@ -134,6 +134,13 @@ def test_decodes_beside_a_prompt_beyond_what_was_measured(tables: KernelTables) 
     assert mixed.at(3, 101, 64)[0] == pytest.approx(3_000.0 + (20_000.0 - 3_000.0) * 2 / 3)
 
 
+def test_a_call_measured_at_a_longer_context_than_larger_ones_keeps_its_time() -> None:
+    mixed = MixedExcess({64: {1: [(101, 500.0), (301, 900.0)], 4: [(101, 2_000.0)]}})
+    assert mixed.at(1, 301, 64)[0] == 900.0
+    assert mixed.at(4, 301, 64) == (pytest.approx(2_000.0 * 301 / 101), EXTRAPOLATED)
+    assert mixed.at(1, 602, 64) == (1_800.0, EXTRAPOLATED)
+
+
 def test_other_heads_have_no_such_rows(tables: KernelTables) -> None:
     decode, prefill, mixed = (tables.rows(f"attention_{kind}", "bf16") for kind in ("decode", "prefill", "mixed"))
     other = HeadShape(16, 4, 128)
