@@ -132,6 +132,8 @@ def _page(folder: Path) -> None:
 def settings_over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return settings overridden by the command line: first a preset and features, then --set, then options; keys with
     a dot are applied after all others."""
+    from servesim.run.part_names import assign
+    from servesim.run.scenario import Scenario
     from servesim.run.setting_names import assigned, override
 
     whole = {key: value for key, value in given.items() if "." not in key and key != "set"}
@@ -139,7 +141,9 @@ def settings_over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, 
     parts: dict[bool, list[str]] = {True: [], False: []}
     for assignment in given.get("set", ()):
         parts["." in assigned(assignment)[0]].append(assignment)
-    settings = override(settings | first, parts[False]) | whole
+    settings = override(settings | first, parts[False])
+    for key, value in whole.items():
+        assign(settings, key, value, Scenario)
     options = [f"{key}={value}" for key, value in given.items() if "." in key]
     return override(settings, [*parts[True], *options])
 

@@ -86,10 +86,11 @@ def with_parts(settings: Mapping[str, Any], parts: Mapping[str, Any], kind: type
 
 
 def assign(settings: Settings, key: str, value: Any, kind: type[BaseModel]) -> None:
-    """Put a value into settings under its full name."""
+    """Put a value into settings under its full name. `none` and `null` mean None for a field whose default is None."""
     outer, dot, inner = key.partition(".")
     if not dot:
-        settings[key] = value
+        optional = key in kind.model_fields and kind.model_fields[key].default is None
+        settings[key] = None if optional and value in ("none", "null") else value
         return
     current = settings.get(outer)
     if outer in ("gpu", "model"):

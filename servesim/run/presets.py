@@ -38,8 +38,8 @@ def preset_settings(name: Any) -> dict[str, Any]:
 
 def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """Complete settings with those of their `preset`, if any, and with those of the engine's version. Parameters of a
-    preset's policy apply only to that policy."""
-    merged = dict(settings)
+    preset's policy apply only to that policy. A `kv_dtype` of `auto` is one that is not given."""
+    merged = {key: value for key, value in settings.items() if (key, value) != ("kv_dtype", "auto")}
     name = settings.get("preset")
     if name is not None:
         _complete(merged, settings, name, policy_settings)

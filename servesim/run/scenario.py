@@ -109,8 +109,8 @@ class _Scenario(Section):
     """Format of linear weights: fp32, bf16, fp16, fp8 or int8. Weight-only formats: int8_wo, int4, nf4, int3,
     ternary."""
     kv_dtype: str = "bf16"
-    """Format of the KV cache: bf16, fp16, fp8 or fp32. If this is not set, engines that default to fp8 for the
-    given weight format (servesim/versions) use fp8."""
+    """Format of the KV cache: bf16, fp16, fp8 or fp32. If this is not set, or `auto`, engines that default to fp8
+    for the given weight format (servesim/versions) use fp8."""
     tp: Annotated[int, COMMON] = Field(default=1, ge=1, le=1024)
     """Tensor parallelism: GPUs per pipeline stage."""
     dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)

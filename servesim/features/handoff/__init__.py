@@ -19,7 +19,7 @@ class HandoffSettings(Section):
     pd: str | None = None
     """Prefill and decode on different replicas. `2x1:1x4` means 2 prefill replicas of 1 GPU and 1 decode replica of 4
     GPUs, with otherwise equal settings. It is shorthand for two pools. In `capacity`, a number of GPUs stands for
-    every way to split these GPUs, and for deployments without a split."""
+    every way to split these GPUs, and for deployments without a split. None (or `none`): no split."""
     handoff: PolicySettings | None = None
     """KV transfer from prefill pools to decode pools, such as `vllm-nixl:link=rdma-400,http_ms=1`. None uses the
     default for the preset of the decode pool."""

@@ -146,6 +146,21 @@ def test_a_parameter_belongs_to_the_policy_named_wherever_that_stands(call: Call
         assert variant.label == f"scheduler.max_num_seqs={variant.settings['scheduler']['max_num_seqs']}"
 
 
+@pytest.mark.parametrize("words", [["--pd", "none"], ["--pd", "null"], ["--set", "pd=none"], ["--kv-dtype", "auto"]])
+def test_none_and_auto_are_a_setting_that_is_not_given(words: list[str], call: Call) -> None:
+    plain = {"trace": "t", "model": "llama-3.1-8b", "gpu": "h100"}
+    assert Scenario.of(plain | call("run", *words)[2]) == Scenario.of(plain)
+    given = {key: value for key, value in call("sweep", *words)[2].items() if key in ("pd", "kv_dtype")}
+    (variant,) = product(plain, given)
+    assert Scenario.of(variant.settings) == Scenario.of(plain)
+
+
+def test_auto_lets_the_weights_decide_the_kv_format() -> None:
+    """vLLM and SGLang keep KV in 16 bits, TensorRT-LLM in fp8 under fp8 weights."""
+    plain = {"trace": "t", "model": "llama-3.1-8b", "gpu": "h100", "dtype": "fp8", "preset": "tensorrt-llm"}
+    assert Scenario.of({**plain, "kv_dtype": "auto"}).kv_dtype == Scenario.of(plain).kv_dtype == "fp8"
+
+
 @pytest.mark.feature("classes")
 def test_limits_of_a_class_keep_its_name_and_their_commas(call: Call) -> None:
     words = ["--slo.ttft", "500", "--slo-classes.gold-tier", "ttft:300,tpot:50"]

@@ -123,3 +123,17 @@ def test_pools_bring_their_own_replicas() -> None:
 def test_a_model_too_large_is_refused_with_a_reason(tp: int) -> None:
     space = space_of({**BASE, "model": "llama-3.1-405b"}, {"gpu": "l40s", "dtype": "bf16"}, False)
     assert isinstance(space.set_up({"gpu": "l40s", "dtype": "bf16", "tp": tp}), str)
+
+
+def test_none_and_auto_fix_a_setting_at_its_default() -> None:
+    space = space_of({**BASE}, {"pd": "none", "kv_dtype": "auto"}, False)
+    assert space.base["pd"] is None
+    assert "pd" not in space.features({"gpu": "h100"})
+    known = Scenario.of(space.settings(next(space.structures())))
+    assert (known.kv_dtype, known.pools) == ("bf16", [])
+    both = space_of({**BASE}, {"pd": "none,1x1:1x1", "kv_dtype": "auto,fp8"}, False)
+    assert [Scenario.of(both.settings({"gpu": "h100", "kv_dtype": one})).kv_dtype for one in ("auto", "fp8")] == [
+        "bf16",
+        "fp8",
+    ]
+    assert [len(Scenario.of(both.settings({"gpu": "h100", "pd": one})).pools) for one in both.own["pd"]] == [0, 2]
