@@ -59,7 +59,7 @@ class FastCore(EngineCore):
         self.hears_commits = told is not Scheduler.commit
         """Whether the scheduler must be told of each token, and may change with it."""
         self.tokens_again = 0
-        """See `verify_again`."""
+        """See `verify_again.tokens_again`."""
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
         """See `EngineCore.listen`. Memory is then stepped plainly, as for an allocator without a fast class, because in
