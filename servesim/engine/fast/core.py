@@ -60,7 +60,7 @@ class FastCore(EngineCore):
         self.hears_commits = told is not Scheduler.commit
         """Whether the scheduler must be told of each token, and may change with it."""
         self.tokens_again = 0
-        """See `verify_again`."""
+        """See `verify_again.tokens_again`."""
         self.listened = False
         """Whether the prefix cache has a listener, to which memory in lockstep reports at the right times."""
 

@@ -60,7 +60,7 @@ def drafting(trace: Any, **more: Any) -> World:
 
 
 def test_the_scheduler_is_asked_once_for_each_arrival_and_where_the_last_token_is_in_flight() -> None:
-    """Prompts at steps 0 and 5, each known to be followed by drafts of all."""
+    """Two prompts; reference mode asks at every step."""
     world = drafting(toy_trace([0, 9000], [8, 8], [40, 20]), scheduler=f"{HERE}:Asked")
     fast, plain = compared(world)
     asked, always = (cluster.replicas[0].core.scheduler.steps for cluster in (fast, plain))  # type: ignore[attr-defined]
