@@ -65,9 +65,13 @@ def _thinned(axis: Any) -> Boxes:
 def _label_boxes(axis: Any) -> Boxes:
     """Return the boxes, in pixels, of the labels of an axis that lie in its view; of panels that share an axis, one has
     labels."""
+    from matplotlib.ticker import NullLocator
+
     low, high = sorted(axis.get_view_interval())
     slack, at = SLACK * (high - low), 0 if axis.axis_name == "x" else 1
-    labels = axis.get_ticklabels(which="both")
+    # Asking for minor labels, too, places all ticks a second time.
+    which = "major" if isinstance(axis.get_minor_locator(), NullLocator) else "both"
+    labels = axis.get_ticklabels(which=which)
     return [b.get_window_extent() for b in labels if low - slack <= b.get_position()[at] <= high + slack]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, shown, suggest
 from servesim.parsing import split_changes
+from servesim.shipped import shipped_yaml
 from servesim.untrusted import read_yaml
 
 _MAY_BE_ZERO = frozenset(("usd_per_hour", "nvlink_bandwidth"))
@@ -83,10 +83,7 @@ def gpu_names() -> list[str]:
 
 @cache
 def _gpus() -> dict[str, dict[str, Any]]:
-    import yaml
-
-    text = resources.files("servesim.hardware").joinpath("gpus.yaml").read_text()
-    loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    loaded: dict[str, dict[str, Any]] = shipped_yaml("servesim.hardware", "gpus.yaml")
     return loaded
 
 

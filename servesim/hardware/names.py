@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from typing import Any
+
+from servesim.shipped import shipped_yaml
 
 _FORMATS = (
     (r"(gptq|awq|autoround)-(int)?8(bit)?|w8a16", "int8_wo"),
@@ -50,9 +51,7 @@ class Named:
 
 @cache
 def _table() -> dict[str, Any]:
-    import yaml
-
-    loaded: dict[str, Any] = yaml.safe_load(resources.files("servesim.hardware").joinpath("names.yaml").read_text())
+    loaded: dict[str, Any] = shipped_yaml("servesim.hardware", "names.yaml")
     return loaded
 
 

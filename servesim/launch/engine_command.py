@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from servesim.contracts.section import Settings
@@ -16,6 +15,7 @@ from servesim.launch.flags import PARALLEL, Flag, flags_for, parallel, speculati
 from servesim.run.beside import POLICIES
 from servesim.run.sections import yaml_value
 from servesim.run.serve_command import PRESETS, served
+from servesim.shipped import shipped_yaml
 
 STARTS = {
     "vllm": ("vllm", "serve"),
@@ -77,10 +77,7 @@ def command(settings: Mapping[str, Any]) -> Written:
 @cache
 def checkpoints() -> dict[str, str]:
     """Return the checkpoint that each bundled model stands for, as checkpoints.yaml lists them."""
-    import yaml
-
-    text = resources.files("servesim.launch").joinpath("checkpoints.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, str] = yaml.safe_load(text)
+    loaded: dict[str, str] = shipped_yaml("servesim.launch", "checkpoints.yaml")
     return loaded
 
 

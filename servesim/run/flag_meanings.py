@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from servesim.plugins.misspelled import ALIKE
+from servesim.shipped import shipped_yaml
 
 SIZES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp",
          "expert-parallel-size": "ep", "moe-expert-parallel-size": "ep"}  # fmt: skip
@@ -20,10 +20,7 @@ FILES = ("config", "extra-llm-api-options")
 @cache
 def serve_flags() -> dict[str, dict[str, Any]]:
     """Return the settings that flags correspond to, by engine; see serve_flags.yaml."""
-    import yaml
-
-    text = resources.files("servesim.run").joinpath("serve_flags.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    loaded: dict[str, dict[str, Any]] = shipped_yaml("servesim.run", "serve_flags.yaml")
     return loaded
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from servesim.errors import UserError, suggest
 from servesim.hardware.model import ModelSpec
+from servesim.shipped import shipped_yaml
 from servesim.versions import EngineFacts, engine_facts, engines
 
 POLICIES = ("scheduler", "kv", "router")
@@ -20,10 +20,7 @@ VERSIONED = ("gpu_memory_utilization", "async_scheduling")
 @cache
 def engine_presets() -> dict[str, dict[str, Any]]:
     """Return version, source and settings of each system."""
-    import yaml
-
-    text = resources.files("servesim.run").joinpath("engines.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    loaded: dict[str, dict[str, Any]] = shipped_yaml("servesim.run", "engines.yaml")
     return loaded
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from servesim.errors import UserError, suggest
+from servesim.shipped import shipped_yaml
 
 _ABOUT = ("engine", "newest", "dated", "unpriced")
 _ENTRY = {"value", "since", "before", "gpus", "source"}
@@ -117,10 +118,7 @@ def parse_version(text: str) -> Version:
 
 @cache
 def _table(engine: str) -> dict[str, Any]:
-    import yaml
-
-    text = resources.files("servesim.versions").joinpath(f"{engine}.yaml").read_text(encoding="utf-8")
-    table: dict[str, Any] = yaml.safe_load(text)
+    table: dict[str, Any] = shipped_yaml("servesim.versions", f"{engine}.yaml")
     for name, entries in table.items():
         for entry in entries if name not in _ABOUT else ():
             if not {"value", "source"} <= entry.keys() <= _ENTRY:
