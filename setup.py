@@ -22,7 +22,7 @@ from setuptools.dist import Distribution
 
 COMPILED = {
     "contracts": "cost kv ledger part plan request scheduler",
-    "cost": "attention context_pricing curve curves grid model sources stage",
+    "cost": "context_pricing curve curves model sources stage",
     "engine": "checks cluster compose core delivery drafts fleet layout remote_kv replica samples telling waiting",
     "engine/fast": "acceptance_walk context core cost draft_leap leap lockstep lockstep_leap memory replica step"
     " verification",
