@@ -8,7 +8,6 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.store import DEPLOY
 from servesim.reports.page import Block, Section, Table
 
@@ -18,9 +17,6 @@ RIVALS = {
     "miss": "cheaper, but misses the SLO",
 }
 """Words for each deployment that the first is compared with, by key of a recommendation."""
-
-QUESTION = (*WORKLOAD, "model", "gpu", "price", "slo", "slo_percentiles", "slo_classes", "model_classes")
-"""Settings of the question, which no command needs to hold."""
 
 
 def recommended(found: Mapping[str, Any]) -> list[Section]:
@@ -52,7 +48,7 @@ def _how_to_start(run: Mapping[str, Any]) -> list[Block]:
     """Return the command and the other files, each to copy."""
     files = {name: text for name, text in run["files"].items() if text.strip() != (run["command"] or "").strip()}
     several = int(run["lost"].get("replicas", 1))
-    lost = [f"{key}={value}" for key, value in run["lost"].items() if key not in (*QUESTION, "replicas")]
+    lost = [f"{key}={value}" for key, value in run["lost"].items() if key != "replicas"]
     said = [] if run["command"] else ["No single command starts this deployment. The files below do."]
     said += [f"The command starts one of {several} replicas."] if several > 1 else []
     said += [f"The command does not hold {', '.join(lost)}."] if lost else []

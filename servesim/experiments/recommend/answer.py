@@ -14,8 +14,8 @@ deployment carries any load, else
     changes     [sentences] on what would change the answer
     measure     [sentences] on what to measure to be surer
     not_searched  [{keys, says}]
-    run         {command: null if no single command starts it, lost: {setting: value} that the command cannot hold,
-                forms: names of the forms that can hold it, files: {name: text}}
+    run         {command: null if no single command starts it, lost: {setting: value} of the deployment that the command
+                cannot hold, forms: names of the forms that can hold it, files: {name: text}}
     search      {structures: number of combinations of hardware, engine and formats, refused: of which cannot run,
                 screened: number run at least once, improved: number of flags and features tried, runs}
 """
@@ -47,10 +47,13 @@ from servesim.experiments.recommend.words import (
     sure_price,
     without_words,
 )
+from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.worth_words import needs
 from servesim.run.scenario import Scenario
 
 Row = Mapping[str, Any]
+QUESTION = (*WORKLOAD, "model", "gpu", "price", "slo", "slo_percentiles", "slo_classes", "model_classes")
+"""Settings of the question, which no command needs to hold."""
 
 
 @dataclass
@@ -233,13 +236,13 @@ def _run(settings: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
 
     able = launch.forms_for(settings)
     written = launch.command(settings) if "command" in able else None
-    own = [form for form in forms if form in able or ".py:" in form]
+    own = launch.forms_for(settings, forms)
     if own == ["command"] and int(settings.get("replicas") or 1) > 1:  # one command starts one replica
         own += [form for form in able if form != "command"][:1]
     files: dict[str, str] = {}
     for form in own or able[:1]:
         files |= launch.write(settings, form)
-    lost = dict(written.lost) if written is not None else {}
+    lost = {k: v for k, v in (written.lost if written else {}).items() if k.partition(".")[0] not in QUESTION}
     return {"command": written.text if written is not None else None, "lost": lost, "forms": able, "files": files}
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts.form import forms
-from servesim.errors import UserError
-from servesim.launch import forms_for, read, write
+from servesim.errors import PolicyError, UserError
+from servesim.launch import check_forms, forms_for, read, write
 from servesim.launch.difference import whole
 from servesim.launch.write import _read
 from servesim.run.deployment_file import deployment
@@ -148,3 +148,44 @@ class Line(Form):
     text = write(BASE | {"tp": 2}, f"{tmp_path / 'mine.py'}:Line")["line.yaml"]
     assert text.endswith("run: vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2\n")
     assert text.startswith("# servesim: ")
+
+
+@pytest.mark.parametrize(
+    ("files", "deployment", "said"),
+    [
+        ("{}", "None", r"Own: files returns \{\} but must return the texts of its files by name"),
+        ("{'a.yaml': 'a: 1'}", "None", "Own: deployment returns None but must return a Deployment"),
+        ("{'a.yaml': 'a: 1'}", "documents[0]['b']", r"Own: deployment raises KeyError: 'b' \(own.py line 9\)"),
+        ("1 / 0", "None", "Own: files raises ZeroDivisionError"),
+    ],
+)
+def test_a_form_that_breaks_its_contract_is_found_before_it_is_needed(
+    files: str, deployment: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        f"""from servesim.contracts.form import Form
+
+
+class Own(Form):
+    def files(self, scenario):
+        return {files}
+
+    def deployment(self, documents):
+        return {deployment}
+"""
+    )
+    with pytest.raises(PolicyError, match=said):
+        check_forms([f"{tmp_path / 'own.py'}:Own"])
+
+
+def test_a_form_may_refuse_the_small_deployment_of_its_check(tmp_path: Path) -> None:
+    text = (
+        "from servesim.contracts.form import Form\nfrom servesim.errors import UserError\n\n\n"
+        "class Pools(Form):\n    def refusal(self, scenario):\n        return 'it has no pools'\n\n"
+        "    def files(self, scenario):\n        raise UserError('not now')\n\n"
+        "    def deployment(self, documents):\n        raise UserError('not now')\n"
+    )
+    (tmp_path / "own.py").write_text(text)
+    name = f"{tmp_path / 'own.py'}:Pools"
+    check_forms([name])
+    assert forms_for(BASE, [name]) == []

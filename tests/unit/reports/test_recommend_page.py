@@ -40,7 +40,7 @@ FOUND: dict[str, Any] = {
     "not_searched": [{"keys": ["pp"], "says": "pipeline parallelism"}],
     "run": {
         "command": "vllm serve m --max-num-seqs 256",
-        "lost": {"replicas": 2, "router": "llm-d", "trace": "t"},
+        "lost": {"replicas": 2, "router": "llm-d"},
         "forms": ["command", "compose"],
         "files": {"run.sh": "#!/bin/sh\nvllm serve m --max-num-seqs 256", "compose.yaml": "services: {}"},
     },
