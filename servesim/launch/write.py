@@ -25,7 +25,7 @@ def write(settings: Mapping[str, Any], form: str) -> dict[str, str]:
     with blaming([type(writer)]):
         if reason := writer.refusal(scenario):
             raise UserError(f"{form}: {reason}")
-        files = writer.files(scenario)
+        files: Any = writer.files(scenario)
         if not isinstance(files, Mapping) or not files:
             raise PolicyError(f"{form}: files returns {shown(files)} but must return the texts of its files by name")
         held = _read(writer, next(iter(files.values())), form)
@@ -64,7 +64,7 @@ def _holds(form: Form, scenario: Mapping[str, Any]) -> bool:
 
 def _read(form: Form, text: str, name: str) -> Settings:
     documents = documents_in(text, name) or [untrusted.parse_yaml(text, name)]
-    found = form.deployment(documents)
+    found: Any = form.deployment(documents)
     if not isinstance(found, Deployment):
         raise PolicyError(f"{name}: deployment returns {shown(found)} but must return a Deployment")
     return found.settings
