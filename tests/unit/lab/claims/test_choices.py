@@ -120,9 +120,11 @@ def test_an_output_token_costs_the_more_the_fewer_decode_together() -> None:
     outcome, rows = run("output-price", batches=[1, 32, 1024])
     ratios = outcome.figures[0].curves[0].y  # type: ignore[union-attr]
     assert ratios == sorted(ratios, reverse=True)
-    assert rows["how many must decode together for that"].simulated == "32 to 32 together"
+    row = rows["output to input, 1 to 1024 decode together"]
+    assert (row.verdict, row.share) == ("partly", 1.0), "all of 3 to 10 lies between the least and the most"
+    assert row.note.startswith("it is where 32 to 32 decode together")
     _, rows = run("output-price", batches=[1])
-    assert rows["how many must decode together for that"].verdict == "corrected"
+    assert rows["output to input, 1 to 1 decode together"].verdict == "corrected"
 
 
 def test_end_to_end_compares_with_the_last_stack() -> None:
