@@ -63,15 +63,8 @@ def reproduce(
     from servesim_lab.claims.assumptions import check_folder
 
     console = open_console()
-    if (list_ or name is None) and as_json:
-        known = [
-            {"name": one.name, "about": one.group, "claim": one.claim, "source": one.source}
-            for one in experiments().values()
-        ]
-        print_json({"experiments": known})
-        return
     if list_ or name is None:
-        _print_list(console, list(experiments().values()))
+        _print_list(console, list(experiments().values()), as_json)
         return
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs is {jobs} but must be at least 1")
@@ -194,13 +187,27 @@ def _kept(out: Path | None) -> Iterator[Store | None]:
         raise Interrupted(f"{out} has the claims so far; run it again to continue") from None
 
 
-def _print_list(console: Console, known: list[Experiment]) -> None:
+def _print_list(console: Console, known: list[Experiment], as_json: bool) -> None:
     from rich.table import Table
 
+    from servesim_lab.claims.record import counts
+    from servesim_lab.claims.refused import REFUSED
+
+    found = counts()
+    if as_json:
+        listed = [{"name": one.name, "about": one.group, "claim": one.claim, "source": one.source} for one in known]
+        print_json({"experiments": listed, "refused": REFUSED, "recorded": found})
+        return
     table = Table("experiment", "about", "claim", "source", box=None, header_style="bold")
     for one in known:
         table.add_row(one.name, one.group, one.claim, one.source)
     console.print(table)
+    refused = Table("claim that no experiment reruns", "why", box=None, header_style="bold")
+    for claim, why in REFUSED.items():
+        refused.add_row(claim, why)
+    console.print(refused)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+    console.print(f"{len(known)} experiments, {sum(found.values())} claims in the shipped record: {told}")
 
 
 def _silent(name: str, row: Mapping[str, Any]) -> None:

