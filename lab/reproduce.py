@@ -190,7 +190,7 @@ def _kept(out: Path | None) -> Iterator[Store | None]:
 def _print_list(console: Console, known: list[Experiment], as_json: bool) -> None:
     from rich.table import Table
 
-    from servesim_lab.claims.record import counts
+    from servesim_lab.claims.record import counts, recorded
     from servesim_lab.claims.refused import REFUSED
 
     found = counts()
@@ -207,7 +207,8 @@ def _print_list(console: Console, known: list[Experiment], as_json: bool) -> Non
         refused.add_row(claim, why)
     console.print(refused)
     told = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
-    console.print(f"{len(known)} experiments, {sum(found.values())} claims in the shipped record: {told}")
+    kept = f"the shipped record of {len(recorded())} of them"
+    console.print(f"{len(known)} experiments; {sum(found.values())} claims in {kept}: {told}")
 
 
 def _silent(name: str, row: Mapping[str, Any]) -> None:
