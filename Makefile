@@ -111,6 +111,7 @@ docs: $(READY)
 	$(VENV)/bin/python -m tests.support.figure_page
 	$(VENV)/bin/python -m tests.support.support_page
 	$(VENV)/bin/python -m tests.support.truth_page
+	$(VENV)/bin/python -m tests.support.wrong_figures_page
 	$(VENV)/bin/python -m tests.support.front_picture
 	$(VENV)/bin/python -m tests.support.documents
 	$(VENV)/bin/python -m tests.support.notebooks

@@ -17,10 +17,10 @@ from servesim.reports.files import writing
 from servesim.reports.page import Alert, Block, Page, Section, Table
 from servesim.reports.svg import Drawing, standalone
 from servesim.run.result_files import REPORT
-from servesim_lab.claims import GROUPS, VERDICTS
+from servesim_lab.claims import GROUPS, VERDICTS, said
 
 INDEX = "reproduced.json"
-TONES = {"reproduced": "up", "corrected": "open", "differs": "down", "out of reach": "even"}
+TONES = {"reproduced": "up", "partly": "open", "corrected": "open", "differs": "down"}
 INTRODUCTION = "What papers and lectures say, and what the simulator makes of the same setting."
 Document = Mapping[str, Any]
 
@@ -28,14 +28,14 @@ Document = Mapping[str, Any]
 def write(out: Path, documents: Sequence[Document], errors: Mapping[str, str]) -> None:
     """Write a JSON document, the scenario and the figures of each experiment, an index, and the page. `errors` has one
     line per experiment, empty if there is none."""
+    failed = {name: error for name, error in errors.items() if error}
+    _write(out / INDEX, _json({"experiments": [d["name"] for d in documents], "failed": failed}))  # says whose folder
     for document in documents:
         name = document["name"]
         _write(out / f"{name}.json", _json({k: v for k, v in document.items() if k != "scenario"}))
         _write(out / "scenarios" / f"{name}.yaml", document["scenario"])
         for drawing in _drawings(document):
             _write(out / f"{drawing.name}.svg", standalone(drawing))
-    failed = {name: error for name, error in errors.items() if error}
-    _write(out / INDEX, _json({"experiments": [d["name"] for d in documents], "failed": failed}))
     _write(out / REPORT, page(out).html())
 
 
@@ -94,6 +94,8 @@ def answer(counts: Mapping[str, int]) -> str:
 def _tiles(counts: Mapping[str, int]) -> list[dict[str, Any]]:
     notes = {
         "reproduced": "as published",
+        "partly": "some figures as published",
+        "by formula": "agrees, and proves nothing",
         "corrected": "the text's figure is wrong",
         "differs": "published measurements not met",
         "out of reach": "said why",
@@ -142,7 +144,7 @@ def _drawings(document: Document) -> list[Drawing]:
 
 
 def _verdict(row: Mapping[str, Any]) -> Any:
-    return pill(str(row["verdict"]), TONES.get(row["verdict"], "even"))
+    return pill(said(row["verdict"], row.get("share")), TONES.get(row["verdict"], "even"))
 
 
 def _link(name: str) -> Markup:

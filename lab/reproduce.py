@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from servesim.experiments.store import Store
     from servesim_lab.claims import Experiment
-    from servesim_lab.claims.worker import Done
+    from servesim_lab.claims.worker import Done, Told
 
 EXAMPLES = """
 \b
@@ -40,8 +41,8 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for report.html and for the JSON, scenario and figures of each experiment. A rerun computes "
-            "only what is missing."
+            help="Folder for report.html and for the JSON, scenario and figures of each experiment. Experiments are "
+            "kept there as they finish: a rerun computes only what is missing, also after a run that was killed."
         ),
     ] = None,
     scenarios: Annotated[
@@ -62,27 +63,22 @@ def reproduce(
     from servesim_lab.claims.assumptions import check_folder
 
     console = open_console()
-    if (list_ or name is None) and as_json:
-        known = [
-            {"name": one.name, "about": one.group, "claim": one.claim, "source": one.source}
-            for one in experiments().values()
-        ]
-        print_json({"experiments": known})
-        return
     if list_ or name is None:
-        _print_list(console, list(experiments().values()))
+        _print_list(console, list(experiments().values()), as_json)
         return
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs is {jobs} but must be at least 1")
     chosen = find(name)
     check_folder(scenarios, list(experiments()))
     done: list[Done] = []
+    printer = None if as_json else Printer(console, {one.name: one.claim for one in chosen})
     with _kept(out) as store:
-        with closing(_run(chosen, scenarios, jobs or os.cpu_count() or 1, store)) as running:
+        on_row = printer.row if printer is not None else _silent
+        with closing(_run(chosen, scenarios, jobs or os.cpu_count() or 1, store, on_row)) as running:
             for one in running:
                 done.append(one)
-                if one.document is not None and not as_json:
-                    _print_rows(console, one.document)
+                if one.document is not None and printer is not None:
+                    printer.rest(one.document)
         if out is not None:
             from servesim_lab.claims_page import write
 
@@ -99,10 +95,11 @@ def reproduce(
 
 
 def _run(
-    chosen: list[Experiment], scenarios: Path | None, jobs: int, store: Store | None
+    chosen: list[Experiment], scenarios: Path | None, jobs: int, store: Store | None, on_row: Told
 ) -> Generator[Done, None, None]:
     """Yield what came of the experiments, in order: those in the store as they are, a single one from this process,
-    several from others. Print progress on stderr, and add what is new to the store."""
+    several from others; `on_row` receives new rows as they come. Print progress on stderr, and add what is new to the
+    store."""
     from servesim.run.result_files import SUMMARY
     from servesim_lab.claims.worker import Done, run, run_all
 
@@ -122,7 +119,8 @@ def _run(
     several = len(chosen) > 1
     if known and several:
         typer.echo(f"[{count}/{len(chosen)}] kept from before", err=True)
-    others = run_all([one for one in chosen if one.name not in known], scenarios, jobs, tell) if several else None
+    left = [one for one in chosen if one.name not in known]
+    others = run_all(left, scenarios, jobs, tell, on_row) if several else None
     try:
         for one in chosen:
             if one.name in known:
@@ -130,7 +128,7 @@ def _run(
             elif others is not None:
                 yield next(others)
             else:
-                done = run(one, scenarios)
+                done = run(one, scenarios, on_row)
                 tell(done)
                 yield done
     finally:
@@ -139,7 +137,14 @@ def _run(
 
 
 def _stored(store: Store | None, address: str | None) -> dict[str, Any] | None:
-    return store.document(address) if store is not None and address is not None else None
+    if store is None or address is None:
+        return None
+    try:
+        return store.document(address)
+    except UserError as error:  # a file that was cut off
+        typer.echo(f"computed again: {error}", err=True)
+        store.drop(address)
+        return None
 
 
 def _address(one: Experiment, scenarios: Path | None) -> str | None:
@@ -182,25 +187,58 @@ def _kept(out: Path | None) -> Iterator[Store | None]:
         raise Interrupted(f"{out} has the claims so far; run it again to continue") from None
 
 
-def _print_list(console: Console, known: list[Experiment]) -> None:
+def _print_list(console: Console, known: list[Experiment], as_json: bool) -> None:
     from rich.table import Table
 
+    from servesim_lab.claims.record import counts, recorded
+    from servesim_lab.claims.refused import REFUSED
+
+    found = counts()
+    if as_json:
+        listed = [{"name": one.name, "about": one.group, "claim": one.claim, "source": one.source} for one in known]
+        print_json({"experiments": listed, "refused": REFUSED, "recorded": found})
+        return
     table = Table("experiment", "about", "claim", "source", box=None, header_style="bold")
     for one in known:
         table.add_row(one.name, one.group, one.claim, one.source)
     console.print(table)
+    refused = Table("claim that no experiment reruns", "why", box=None, header_style="bold")
+    for claim, why in REFUSED.items():
+        refused.add_row(claim, why)
+    console.print(refused)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+    kept = f"the shipped record of {len(recorded())} of them"
+    console.print(f"{len(known)} experiments; {sum(found.values())} claims in {kept}: {told}")
 
 
-def _print_rows(console: Console, document: dict[str, Any]) -> None:
-    from rich.table import Table
+def _silent(name: str, row: Mapping[str, Any]) -> None:
+    """Print nothing, for JSON."""
 
-    console.print(f"{document['name']}: {document['claim']}", style="bold")
-    table = Table("", "published", "simulated", "verdict", box=None, header_style="bold")
-    for row in document["rows"]:
-        table.add_row(row["what"], row["published"], row["simulated"], row["verdict"])
-    console.print(table)
-    for row in document["rows"]:
+
+class Printer:
+    """Rows of experiments, printed as they come."""
+
+    def __init__(self, console: Console, claims: Mapping[str, str]) -> None:
+        """Print to a console; `claims` are those of the experiments by name."""
+        self._console, self._claims = console, claims
+        self._shown: Counter[str] = Counter()
+
+    def row(self, name: str, row: Mapping[str, Any]) -> None:
+        """Print a row, and before the first one of an experiment what it claims."""
+        from servesim_lab.claims import said
+
+        if not self._shown[name]:
+            self._console.print(f"{name}: {self._claims[name]}", style="bold")
+        self._shown[name] += 1
+        against = f"{row['published']} published, " if row["published"] not in ("", "-") else ""
+        verdict = f"{said(row['verdict'], row.get('share')):<14}"
+        self._console.print(f"{verdict}{row['what']}: {against}{row['simulated']} simulated")
         if row["note"]:
-            console.print(f"{row['what']}: {row['note']}")
-    for note in document["notes"]:
-        console.print(f"note: {note}")
+            self._console.print(f"{'':14}{row['note']}")
+
+    def rest(self, document: Mapping[str, Any]) -> None:
+        """Print the rows of an experiment that have not been printed yet, and its notes."""
+        for row in document["rows"][self._shown[document["name"]] :]:
+            self.row(document["name"], row)
+        for note in document["notes"]:
+            self._console.print(f"note: {note}")

@@ -22,7 +22,7 @@ from servesim.reports.figures.kinds import Bars, Curve, Figure, Lines, Spans
 from servesim.reports.figures.kinds import to_dict as figure_to_dict
 
 from .assumptions import Given, load
-from .outcome import GROUPS, VERDICTS, Outcome, Row
+from .outcome import GROUPS, VERDICTS, Outcome, Row, said
 
 __all__ = [
     "GROUPS",
@@ -40,6 +40,7 @@ __all__ = [
     "experiment",
     "experiments",
     "find",
+    "said",
 ]
 
 

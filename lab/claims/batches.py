@@ -39,6 +39,11 @@ def step_of(kind: Mapping[str, int], context: int) -> Batch:
     return decode(kind["decode"], context) if "decode" in kind else prompts(kind["prompt"])
 
 
+def formula_share(*summaries: Mapping[str, Any]) -> float:
+    """Return the largest share of the GPU time that is priced by formula in any of several runs."""
+    return max(float(summary["cost_shares"]["roofline"]) for summary in summaries)
+
+
 def cost_of(base: Mapping[str, Any], **changes: Any) -> TableCostModel:
     """Return the cost model of a scenario whose trace is irrelevant."""
     return cost_model_of(Scenario.of({"trace": "synth:", **base, **changes}))

@@ -92,7 +92,7 @@ def _speed(outcome: Outcome, given: Given, shared: dict[str, Flow], spread: dict
     )
     for name in ("selective", "continuous (V0)"):
         ratio = shared[name].tokens_per_s / shared[static].tokens_per_s
-        outcome.rows.append(Row(f"throughput against static batches, {name}, ShareGPT", "-", f"{ratio:.2f} x", "shown"))
+        outcome.add(Row(f"throughput against static batches, {name}, ShareGPT", "-", f"{ratio:.2f} x", "shown"))
     sigmas = list(spread)
     curves = [Curve(name, sigmas, [flows[name].tokens_per_s for flows in spread.values()]) for name in given["systems"]]
     said = "; ".join(f"{c.label}: {', '.join(f'{y:,.0f}' for y in c.y if y is not None)}" for c in curves)
@@ -116,7 +116,7 @@ def _price(outcome: Outcome, given: Given, shared: dict[str, Flow]) -> None:
         f"price per token at {given['places']} users",
         "down 85 %",
         simulated,
-        any(abs(percent - 85) <= 3 for percent in saved.values()),
+        [abs(percent - 85) <= 3 for percent in saved.values()],
         otherwise="corrected",
         cause="the text does not say against what; its own use of 60 and 95 % would save 37 %",
     )
@@ -140,4 +140,4 @@ def _generate(outcome: Outcome, given: Given) -> None:
     )
     ratio = ours / rate(given["batch"])
     note = "padded to the longest prompt and held to the longest answer; the blog does not say how generate() batched"
-    outcome.rows.append(Row("vLLM to generate(), batches of 8", "-", f"{ratio:.3g} x", "shown", note))
+    outcome.add(Row("vLLM to generate(), batches of 8", "-", f"{ratio:.3g} x", "shown", note))

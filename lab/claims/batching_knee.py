@@ -76,7 +76,7 @@ def _rates(outcome: Outcome, given: Given) -> None:
         simulated = f"at {bend:g} requests/s: {at:.1f} s; {light:.1f} s at {rates[0]:g}, {heavy:.1f} s at {rates[-1]:g}"
     outcome.holds("knee of mean end-to-end latency", "there is one", simulated, bend is not None)
     most = f"{max(flows):,.0f} output tokens/s"
-    outcome.rows.append(Row("highest throughput of these rates", "-", most, "shown"))
+    outcome.add(Row("highest throughput of these rates", "-", most, "shown"))
     outcome.notes.append(
         "knee: the stable rate farthest below the line from the curve's first point to its last (Kneedle)"
     )

@@ -43,9 +43,9 @@ def prefix_caching(given: Given) -> Outcome:
         what = f"prefill removed, {given['allocators'][name]}, {longest} of 1,000 tokens common"
         outcome.near(what, 90, 100 * last.share, "%", within=0.03, note=note)
     nothing = f"{100 * found['hash'][0].share:.0f} % and {100 * found['radix'][0].share:.0f} %"
-    outcome.rows.append(Row("prefill removed where prompts share nothing", "-", nothing, "shown"))
+    outcome.add(Row("prefill removed where prompts share nothing", "-", nothing, "shown"))
     computed = found["paged"][-1].computed
-    outcome.rows.append(Row("prompt tokens computed without a cache", "-", f"{computed:,}", "shown"))
+    outcome.add(Row("prompt tokens computed without a cache", "-", f"{computed:,}", "shown"))
     outcome.notes.append(
         "hashed blocks share whole blocks of 16 tokens, the tree single tokens; the first of each group is computed"
     )

@@ -69,7 +69,7 @@ def _flat(outcome: Outcome, given: Given, cost: TableCostModel, where: str) -> N
     rows, longest = len(prompts) + decodes, max(prompts)
     padded = Batch(linear_tokens=tokens, padded_tokens=rows * longest - tokens, prefill=[(tokens, 0)])
     text = f"{linear_ns(cost, padded) / 1e6:.0f} ms for {rows * longest:,} tokens"
-    outcome.rows.append(Row("the same in a rectangular batch, padded to the longest", "-", text, "shown"))
+    outcome.add(Row("the same in a rectangular batch, padded to the longest", "-", text, "shown"))
 
 
 def _attention(outcome: Outcome, given: Given, costs: dict[str, TableCostModel]) -> None:
@@ -87,9 +87,7 @@ def _attention(outcome: Outcome, given: Given, costs: dict[str, TableCostModel])
         text = f"{found[at]:.2f} x the step with one fused call"
         whole = costs[name].price(prompt).gpu_ns / costs[name].price(fused).gpu_ns
         note = f"prompts alone {whole:.2f} x"
-        outcome.rows.append(
-            Row(f"attention request by request, decodes of {sizes[at]}, {name}", "-", text, "shown", note)
-        )
+        outcome.add(Row(f"attention request by request, decodes of {sizes[at]}, {name}", "-", text, "shown", note))
     said = "; ".join(f"{name}: {', '.join(f'{r:.2f}' for r in found)}" for name, found in ratios.items())
     outcome.notes.append(
         "attention request by request is one kernel launch per request and layer; a decode's is far too small to fill "

@@ -48,20 +48,18 @@ def batching_steps(given: Given) -> Outcome:
     a, b = static.stays["A"], static.stays["B"]
     alone = f"{b.last + 1} to {a.last}"
     outcome.holds("static: A runs alone from step", "11", alone, b.last + 1 == 11)
-    outcome.rows.append(
-        Row("static: B's answer is back after step", "-", f"{b.back}", "shown", "the batch returns as one")
-    )
+    outcome.add(Row("static: B's answer is back after step", "-", f"{b.back}", "shown", "the batch returns as one"))
     c, d = continuous.stays["C"], continuous.stays["D"]
     outcome.holds("continuous: C joins at step", "11", f"{c.first}", c.first == 11)
     outcome.holds("continuous: D joins when C leaves, at step", "101", f"{d.first}", d.first == 101 == c.last + 1)
     text = f"{static.steps} static, {continuous.steps} continuous"
-    outcome.rows.append(Row("steps for all four", "-", text, "shown"))
+    outcome.add(Row("steps for all four", "-", text, "shown"))
     shares = [1 - one.wasted / (2 * one.steps) for one in (static, continuous)]
     text = f"{100 * shares[0]:.0f} % static, {100 * shares[1]:.0f} % continuous"
-    outcome.rows.append(Row("places in the batch that make a token", "-", text, "shown"))
+    outcome.add(Row("places in the batch that make a token", "-", text, "shown"))
     late = f"C at step {ahead.stays['C'].first + 1}, D at {ahead.stays['D'].first + 1}"
     note = "the next step is planned while the one before runs, so that an end is known one step later"
-    outcome.rows.append(Row("asynchronous scheduling, first token of", "-", late, "shown", note))
+    outcome.add(Row("asynchronous scheduling, first token of", "-", late, "shown", note))
     outcome.notes.append("a step makes one token of each request in the batch; the prompt is part of the first")
     longest = max(static.steps, continuous.steps)
     outcome.figures += [_figure("static", static, longest), _figure("continuous", continuous, longest)]

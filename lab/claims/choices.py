@@ -15,7 +15,7 @@ from servesim.hardware import Gpu, ModelSpec
 from servesim.run.simulate import simulate
 
 from . import Bars, Curve, Given, Lines, Outcome, Row, experiment
-from .batches import decode
+from .batches import decode, formula_share
 from .crossed import model_file, search
 from .outcome import COURSE
 
@@ -40,7 +40,7 @@ def choices(given: Given) -> Outcome:
         best, metric = found.ranked()[0], metric_label(question["metric"])
         claimed = question["claimed"]
         brought = {choice: (found.alone(choice), found.in_the_best(choice)) for choice in claimed}
-        helps = all(max(gains) >= MATTERS for gains in brought.values())
+        helps = [max(gains) >= MATTERS for gains in brought.values()]
         told = "; ".join(
             f"{c}: {times(alone_)} alone, {times(best_)} in the best" for c, (alone_, best_) in brought.items()
         )
@@ -50,7 +50,7 @@ def choices(given: Given) -> Outcome:
         outcome.holds(what, "helps", told, helps, otherwise="corrected", note=note, cause="not every one helps")
         gain, start = found.gain(best, found.baseline), ", ".join(found.baseline)
         note = f"{gain:.3g} x in {metric} over {start}" if gain < float("inf") else f"{start} does not fit"
-        outcome.rows.append(Row(f"{constraint}: best of {len(found.values)}", "-", ", ".join(best), "shown", note))
+        outcome.add(Row(f"{constraint}: best of {len(found.values)}", "-", ", ".join(best), "shown", note))
         for choice in (c for options in found.options.values() for c in options[1:]):
             gains = found.alone(choice), found.in_the_best(choice)
             alone[f"{constraint}: {choice}"] = [g if 0 < g < float("inf") else None for g in gains]
@@ -99,9 +99,7 @@ def quiz(given: Given) -> Outcome:
     )
     for place, c in enumerate(ranked[: given["shown"]], 1):
         note = f"${found.prices[c]:.2f} per million output tokens"
-        outcome.rows.append(
-            Row(f"place {place}", "-", f"{found.values[c]:,.0f} {metric.unit}: {', '.join(c)}", "shown", note)
-        )
+        outcome.add(Row(f"place {place}", "-", f"{found.values[c]:,.0f} {metric.unit}: {', '.join(c)}", "shown", note))
     rest = {}
     for choice, options in zip(best, found.options.values(), strict=True):
         for other in (o for o in options if o != choice):
@@ -109,7 +107,7 @@ def quiz(given: Given) -> Outcome:
             share = found.gain(c, best)
             rest[f"{other} instead of {choice}"] = [share]
             text = f"{100 * share:.0f} % of it" if share else "does not run"
-            outcome.rows.append(Row(f"{other} instead of {choice}", "-", text, "shown", found.errors.get(c, "")))
+            outcome.add(Row(f"{other} instead of {choice}", "-", text, "shown", found.errors.get(c, "")))
     outcome.notes.append(f"{len(found.values)} combinations, of which {len(found.errors)} cannot run")
     outcome.figures.append(
         Bars(
@@ -138,13 +136,14 @@ def output_price(given: Given) -> Outcome:
     reading = cost.price(Batch(prompt, [(prompt, 0)], sampled=1)).ns / prompt
     ratios = [cost.price(decode(n, context)).ns / n / reading for n in given["batches"]]
     for n, ratio in zip(given["batches"], ratios, strict=True):
-        outcome.rows.append(Row(f"output to input, {n} decode together", "-", f"{ratio:.1f} x", "shown"))
+        outcome.add(Row(f"output to input, {n} decode together", "-", f"{ratio:.1f} x", "shown"))
     low, high = given["claimed"]
     within = [n for n, ratio in zip(given["batches"], ratios, strict=True) if low <= ratio <= high]
-    found = f"{within[0]} to {within[-1]} together" if within else "no batch"
+    found = f"it is where {within[0]} to {within[-1]} decode together" if within else "at no batch tried"
     why = "a prompt's tokens share one reading of the weights; an answer's share it with those of other requests alone"
-    what = "how many must decode together for that"
-    outcome.holds(what, f"{low} to {high} x", found, bool(within), note=why, otherwise="corrected")
+    batches = given["batches"]
+    what = f"output to input, {batches[0]} to {batches[-1]} decode together"
+    outcome.near(what, (low, high), ratios, "x", note=found, cause=why, otherwise="corrected")
     outcome.figures.append(
         Lines(
             "price",
@@ -165,17 +164,21 @@ def end_to_end(given: Given) -> Outcome:
     """Return the output tokens per second of each stack, with all requests waiting from the start."""
     outcome = Outcome()
     speed: dict[str, float] = {}
+    formula: dict[str, float] = {}
     for stack, settings in given["stacks"].items():
         result = simulate({**given["base"], **settings})
         speed[stack] = float(result.summary["throughput"]["output_throughput"])
+        formula[stack] = formula_share(result.summary)
     last = list(speed)[-1]
     for stack, value in speed.items():
         ratio = speed[last] / value
         if stack in given["claims"]:
             note = "the text does not say from where"
-            outcome.near(f"from {stack}", given["claims"][stack], ratio, "x", otherwise="corrected", note=note)
+            share = max(formula[stack], formula[last])
+            claimed = given["claims"][stack]
+            outcome.near(f"from {stack}", claimed, ratio, "x", formula=share, otherwise="corrected", note=note)
         elif stack != last:
-            outcome.rows.append(Row(f"from {stack}", "-", f"{ratio:.3g} x", "shown"))
+            outcome.add(Row(f"from {stack}", "-", f"{ratio:.3g} x", "shown"))
     outcome.notes.append(
         f"to {last}: {speed[last]:,.0f} output tokens/s; a server has CUDA graphs, FlashAttention, "
         "continuous batching and paging"
@@ -190,7 +193,6 @@ OUT_OF_REACH = {
     "distillation losses": "training; what comes of it is a smaller configuration",
     "pruning recipes": "which weights go is decided on data; what comes of it is a smaller configuration",
     "quality loss of quantisation": "no weights and no text here: formats change bytes and arithmetic alone",
-    "cold start": "replicas are up when a run begins",
 }
 """Topics of the texts, mapped to the reason why each is not simulated."""
 
@@ -198,7 +200,7 @@ OUT_OF_REACH = {
 @experiment(
     "out-of-scope",
     group="choices",
-    claim="Distillation, pruning, quality of quantisation, Mamba, image tokens, cold start",
+    claim="Distillation, pruning, quality of quantisation, Mamba, image tokens",
     source=COURSE,
 )
 def out_of_scope(given: Given) -> Outcome:
@@ -213,7 +215,10 @@ def out_of_scope(given: Given) -> Outcome:
         whole = token_ms(given["model"])
         for what, model in given["smaller"].items():
             faster = whole / token_ms(model_file(model, Path(scratch)))
-            outcome.rows.append(Row(f"{what}: speed of a token", "-", f"{faster:.2f} x", "shown", "by its config.json"))
+            outcome.add(Row(f"{what}: speed of a token", "-", f"{faster:.2f} x", "shown", "by its config.json"))
+        for what, model in given["hybrids"].items():
+            speed = f"{token_ms(model):.2f} ms a token"
+            outcome.add(Row(what, "-", speed, "shown", "its state-space layers have prices: hybrids are served"))
         for what, model in given["refused"].items():
             path = model_file(model, Path(scratch))
             try:
@@ -221,6 +226,7 @@ def out_of_scope(given: Given) -> Outcome:
                 said = "loads"
             except UserError as error:
                 said = "refused: " + str(error).removeprefix(f"model config {Path(path).parent.name}: ")
-            outcome.rows.append(Row(what, "-", said, "out of reach", "its layers have no prices here"))
-    outcome.rows += [Row(what, "-", "-", "out of reach", why) for what, why in OUT_OF_REACH.items()]
+            outcome.add(Row(what, "-", said, "out of reach", "such a model has no prices here"))
+    for what, why in OUT_OF_REACH.items():
+        outcome.add(Row(what, "-", "-", "out of reach", why))
     return outcome

@@ -102,7 +102,7 @@ def draft_tokens(given: Given) -> Outcome:
     held(outcome, "tokens a pass at 70 %, the lower end", 3, found[0.7].tokens, formula(0.7, k))
     held(outcome, "tokens a pass at 90 %, the upper end", 5, found[0.9].tokens, formula(0.9, k))
     why = "T5 is an encoder and a decoder, which no config.json read here describes; the formula is the row above"
-    outcome.rows.append(Row("speed-up of T5-XXL, one request", "2 to 3 x", "-", "out of reach", why, "published"))
+    outcome.add(Row("speed-up of T5-XXL, one request", "2 to 3 x", "-", "out of reach", why, "published"))
     outcome.near(f"speed-up at 70 %, k {k}", 2, 1 / found[0.7].ms, "x", within=0.05, otherwise="corrected")
     alphas = np.linspace(0.5, 0.98, 13).round(3).tolist()
     outcome.figures.append(

@@ -83,7 +83,7 @@ def draft_pairs(given: Given) -> Outcome:
             what = f"{name}, {one} client"
             outcome.near(what, about["claimed"], speed[k], "x", within=0.05, otherwise=verdict, note=note)
             note = f"best k there: {later}, {busy[later]:.2f}x"
-            outcome.rows.append(Row(f"{name}, {many} clients", "-", f"{busy[k]:.2f} x", "shown", note))
+            outcome.add(Row(f"{name}, {many} clients", "-", f"{busy[k]:.2f} x", "shown", note))
     outcome.notes.append("speed-up of mean TPOT; a lookup is taken to find something for every token: an upper bound")
     outcome.figures.append(
         Bars(
@@ -154,7 +154,7 @@ def drafts_or_batching(given: Given) -> Outcome:
     outcome.holds(f"{clients[-1]} clients to one: time of a token", "more", f"{slower:.2f} x", slower > 1)
     outcome.holds(f"{clients[-1]} clients to one: tokens/s of the same GPUs", "more", f"{faster:.1f} x", faster > 1)
     ratios = [d.throughput / p.throughput for d, p in zip(drafted, plain, strict=True)]
-    outcome.rows.append(Row("drafts lower throughput from", "-", crossing(clients, ratios), "shown"))
+    outcome.add(Row("drafts lower throughput from", "-", crossing(clients, ratios), "shown"))
     outcome.notes.append("the experiment speculation-crossover has it by requests per second")
     outcome.figures.append(
         Lines(

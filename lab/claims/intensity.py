@@ -50,7 +50,7 @@ def _matrices(outcome: Outcome, matrix: list[int], tokens: list[int]) -> None:
     work, moved = (2 * tokens[1] * n * k, 2 * (tokens[1] * (n + k) + n * k))
     cause = f"inputs, weights and outputs are {amount(moved / 1e6, 'MB')} for {amount(work / 1e9, 'GFLOP')}"
     outcome.near(what.format(f"1 x {tokens[1]:,}"), 2731, many, within=0.01, otherwise="corrected", cause=cause)
-    outcome.rows.append(
+    outcome.add(
         Row(
             "intensity of a matrix product is about batch x tokens",
             f"{tokens[0]} and {tokens[1]:,}",
@@ -71,7 +71,7 @@ def _attention(outcome: Outcome, given: Given) -> None:
     outcome.near(what, length / 2, flops / moved, note=note)
     found = {kind: [_decode_intensity(given[kind], b) for b in given["batches"]] for kind in ("mha", "gqa")}
     told = {kind: " and ".join(amount(x) for x in values) for kind, values in found.items()}
-    outcome.rows.append(
+    outcome.add(
         Row(
             f"decode attention, batch {' and '.join(str(b) for b in given['batches'])}",
             "below 1, whatever the batch",

@@ -149,11 +149,12 @@ def _weights(outcome: Outcome, given: Given) -> None:
     for weights, published in (("int8", 7.0), ("int4", 3.5), ("q4_k_m", 4.0), ("int3", 2.6)):
         outcome.near(f"7B weights in {weights}", published, plain(seven, weights), "GB", within=0.05)
     low, high = plain(seven, "ternary"), seven.weight_bytes("ternary") / GB
-    outcome.holds(
+    outcome.near(
         "7B weights in 1.58 bits",
-        "about 1.5 GB",
-        f"{amount(low)} to {amount(high, 'GB')}",
-        low <= 1.5 <= high,
+        1.5,
+        (low, high),
+        "GB",
+        within=0.05,
         note="all weights at 1.58 bits, and with embeddings and LM head in 16",
     )
     times = dtype_bytes("bf16") / dtype_bytes("int3")
@@ -203,7 +204,7 @@ def waste(outcome: Outcome, given: Given) -> dict[str, Run]:
         elif name == "paged":
             outcome.near(what, 4, wasted, "%", within=0.25, note=inside)
         else:
-            outcome.rows.append(Row(what, "-", amount(wasted, "%"), "shown", inside))
+            outcome.add(Row(what, "-", amount(wasted, "%"), "shown", inside))
     cause = "the paper has 4.3 x against reservations of the whole context, at a rate that does not fill paged memory"
     for name in ("oracle", "pow2", "max"):
         ratio = runs["paged"].batch / runs[f"contiguous, {name}"].batch

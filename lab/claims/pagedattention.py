@@ -173,7 +173,7 @@ def table(outcome: Outcome, given: Given) -> None:
         found = " and ".join(f"{column.mean():.1f}" for column in lengths(20_000, 0))
         said = f"{means[0]} and {means[1]} tokens"
         note = "lengths are set by them"
-        outcome.rows.append(Row(f"mean prompt and answer, {workload}", said, found, "calibrated", note))
+        outcome.add(Row(f"mean prompt and answer, {workload}", said, found, "calibrated", note))
 
 
 def batches(outcome: Outcome, runs: dict[str, Run]) -> None:
@@ -183,7 +183,7 @@ def batches(outcome: Outcome, runs: dict[str, Run]) -> None:
     outcome.holds("requests held, Orca (Max), ShareGPT 2/s", "7.00", f"{full.batch:.2f}", exact)
     for name, published in (("Orca (Pow2)", 9.81), ("Orca (Oracle)", 13.62)):
         outcome.near(f"requests held, {name}", published, runs[name].batch, within=0.15)
-    outcome.rows.append(Row("requests held, vLLM", "30.42", f"{runs['vLLM'].batch:.2f}", "calibrated"))
+    outcome.add(Row("requests held, vLLM", "30.42", f"{runs['vLLM'].batch:.2f}", "calibrated"))
 
 
 def shares(outcome: Outcome, runs: dict[str, Run], crowded: Run) -> None:
@@ -232,7 +232,7 @@ def _rates(outcome: Outcome, bench: Bench, minutes: float) -> None:
     }
     for workload, by_system in rates.items():
         for name, rate in by_system.items():
-            outcome.rows.append(Row(f"sustained rate, {name}, {workload}", "-", f"{rate:.2f} /s", "shown"))
+            outcome.add(Row(f"sustained rate, {name}, {workload}", "-", f"{rate:.2f} /s", "shown"))
         outcome.figures.append(_figure(workload, by_system, bench.given["hold_s"]))
     _plentiful(outcome, bench, minutes / 8)
     outcome.near(
@@ -250,7 +250,7 @@ def _rates(outcome: Outcome, bench: Bench, minutes: float) -> None:
     simulated = f"{ours['vLLM'] / ours['FasterTransformer']:.2f} x"
     note = "the paper's figure is the largest over three models; this one has memory for seven rows, not for one or two"
     what = "sustained rate, vLLM to FasterTransformer, ShareGPT"
-    outcome.rows.append(Row(what, "up to 22 x", simulated, "differs", note))
+    outcome.add(Row(what, "up to 22 x", simulated, "differs", note))
 
 
 def _plentiful(outcome: Outcome, bench: Bench, minutes: float) -> None:

@@ -32,7 +32,7 @@ def paging_ablations(given: Given) -> Outcome:
     for workload, by_mode in found.items():
         _best(outcome, given, workload, by_mode["recompute"])
     _modes(outcome, given, found["ShareGPT"])
-    outcome.rows.append(
+    outcome.add(
         Row(
             "the attention kernel over blocks, against a contiguous one",
             "20 to 26 % slower",

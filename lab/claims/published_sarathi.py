@@ -45,7 +45,7 @@ def sarathi(given: Given) -> Outcome:
         _rows(outcome, given, name, iteration, bars, ratios)
     why = "Falcon's layers (attention beside the MLP) are not among those the simulator reads from a config.json"
     what = "capacity, Sarathi-Serve to vLLM, Falcon-180B, pipeline parallel"
-    outcome.rows.append(Row(what, "5.6 x", "-", "out of reach", f"{why}; a preprint has 6.9 x"))
+    outcome.add(Row(what, "5.6 x", "-", "out of reach", f"{why}; a preprint has 6.9 x"))
     outcome.notes.append(
         "lengths are lognormals of the published medians and 90th percentiles; kernel times alone; the limits are the "
         "paper's multiples of this simulator's own decode iteration"
@@ -105,7 +105,7 @@ def _rows(
     published = given["published"].get(name)
     what = f"capacity, Sarathi-Serve to vLLM, {name}, {best}"
     if published is None:
-        outcome.rows.append(Row(what, "-", f"{ratios[best]:.2f} x", "shown", note))
+        outcome.add(Row(what, "-", f"{ratios[best]:.2f} x", "shown", note))
     else:
         outcome.near(what, published, ratios[best], "x", within=0.15, note=note, cause=cause)
     said = "; ".join(f"{where}: vLLM {a:.2f}, Sarathi-Serve {b:.2f} requests/s" for where, (a, b) in bars.items())

@@ -41,9 +41,9 @@ def sharing(given: Given) -> Outcome:
     _chatbot(outcome, given)
     why = "beam search, whose beams fork and end at every token, is not simulated"
     for workload, text in (("Alpaca", "37.6 to 55.2 %"), ("ShareGPT", "44.3 to 66.3 %")):
-        outcome.rows.append(Row(f"memory saved by beam search, {workload}", text, "-", "out of reach", why))
+        outcome.add(Row(f"memory saved by beam search, {workload}", text, "-", "out of reach", why))
     what = "rate against Orca (Oracle), Alpaca, beams of 6"
-    outcome.rows.append(Row(what, "2.3 x", "-", "out of reach", f"figure 14; {why}"))
+    outcome.add(Row(what, "2.3 x", "-", "out of reach", f"figure 14; {why}"))
     outcome.notes.append("samples are forked and copy on write as in vLLM V0; prefixes are shared by the prefix cache")
     return outcome
 

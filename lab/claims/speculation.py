@@ -54,7 +54,7 @@ def crossover(given: Given) -> Outcome:
 
 def _rows(outcome: Outcome, given: Given, draft: list[float], ngram: list[float], free: float) -> None:
     light = f"acceptance set by it: {given['alpha']}"
-    outcome.rows.append(Row("ShareGPT, 0.5B drafter, 1 request/s", "1.50", f"{draft[0]:.2f}", "calibrated", light))
+    outcome.add(Row("ShareGPT, 0.5B drafter, 1 request/s", "1.50", f"{draft[0]:.2f}", "calibrated", light))
     outcome.near(
         "ShareGPT, 0.5B drafter, high load",
         1 / 1.4,
@@ -73,7 +73,7 @@ def _rows(outcome: Outcome, given: Given, draft: list[float], ngram: list[float]
         f"set by it: {given['lookup_us']:g} us a lookup, one sequence after the other; with free lookups {free:.2f}, "
         "since most of a busy server's time goes to prompts there"
     )
-    outcome.rows.append(Row("CNN/DM, n-gram, high load", f"{1 / 1.8:.2f}", f"{min(ngram):.2f}", "calibrated", note))
+    outcome.add(Row("CNN/DM, n-gram, high load", f"{1 / 1.8:.2f}", f"{min(ngram):.2f}", "calibrated", note))
 
 
 def _speed_up(base: Given, trace: str, speculation: str, acceptance: str, rate: float) -> float:

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from servesim.cost.host import HostTerms
-from servesim.hardware import Gpu, ModelSpec
 from servesim.run.simulate import simulate
 
 from . import Curve, Given, Lines, Outcome, Row, amount, experiment
-from .batches import cost_of, decode, step_of
+from .batches import cost_of, decode, formula_share, step_of
 from .outcome import COURSE
 
 
@@ -30,7 +29,6 @@ def engine_switches(given: Given) -> Outcome:
     _batches(outcome, given["batching"])
     _engine(outcome, given["engine"])
     _rival(outcome, given["rival"])
-    _cold_start(outcome, given["cold_start"])
     return outcome
 
 
@@ -48,11 +46,10 @@ def graphs(outcome: Outcome, given: Given) -> None:
         note = f"{kernels:.0f} kernels a step"
         if name == given["set_by"]:
             note = f"the launch time was set by one published step of this model (8.4 ms); {note}"
-            outcome.rows.append(Row(f"CUDA graphs, {name}", "1.1 to 1.5 x", told, "calibrated", note))
+            outcome.add(Row(f"CUDA graphs, {name}", "1.1 to 1.5 x", told, "calibrated", note))
             continue
-        met = all(1.1 <= gain <= 1.5 for gain in gains)
         cause = "a step that lasts longer than launching its kernels gains nothing, a shorter one more"
-        outcome.holds(f"CUDA graphs, {name}", "1.1 to 1.5 x", told, met, note=note, cause=cause)
+        outcome.near(f"CUDA graphs, {name}", (1.1, 1.5), gains, "x", told=told, note=note, cause=cause)
 
 
 def _parallel(outcome: Outcome, given: Given) -> None:
@@ -100,14 +97,14 @@ def _batches(outcome: Outcome, given: Given) -> None:
     within = [n for n, gain in gains.items() if 2 <= gain <= 8]
     last = given["clients"][-1]
     told = [*within, last] if within else [last]
-    outcome.holds(
+    outcome.near(
         "throughput of larger batches",
-        "2 to 8 x",
-        ", ".join(f"{gains[n]:.1f} x at {n}" for n in told),
-        bool(within),
+        (2, 8),
+        [gain for n, gain in gains.items() if n > given["clients"][0]],
+        "x",
+        told=", ".join(f"{gains[n]:.1f} x at {n}" for n in told),
         note=f"a factor says nothing without the batch; time per token is {found[given['clients'][0]][1]:.1f} ms for "
         f"one client, {found[told[0]][1]:.1f} ms for {told[0]}, {found[last][1]:.1f} ms for {last}",
-        cause="no number of clients tried gives as much",
     )
     outcome.figures.append(
         Lines(
@@ -133,6 +130,7 @@ def _engine(outcome: Outcome, given: Given) -> None:
         (3, 10),
         optimised / plain,
         "x",
+        formula=formula_share(*runs),
         note=f"{amount(plain)} to {amount(optimised)} output tokens/s, all requests there at once",
         cause="static batches of 8 wait for their longest answer while continuous batches fill the GPU",
     )
@@ -151,22 +149,6 @@ def _rival(outcome: Outcome, given: Given) -> None:
         note=f"GEMMs and attention measured in TensorRT-LLM and in vLLM, under the same engine, with {load[0]} clients",
         cause=f"what is more must come from the engine: one that added nothing to vLLM's kernels, neither host time "
         f"nor a lowered clock, would be {most:.1f} % ahead",
-    )
-
-
-def _cold_start(outcome: Outcome, given: Given) -> None:
-    size, gpu = ModelSpec.load(given["model"]).weight_bytes("bf16"), Gpu.load(given["gpu"])
-    over = size / gpu.pcie_bandwidth
-    note = "start-up is not simulated: a replica is there or it is not"
-    outcome.rows.append(
-        Row(
-            "cold start",
-            "60 s, and 28 min",
-            f"at least {over:.1f} s for 70B",
-            "out of reach",
-            f"{note}; {amount(size / 1e9, 'GB')} of weights over PCIe to one GPU take that long, the rest is download, "
-            "compilation and graph capture",
-        )
     )
 
 

@@ -41,7 +41,7 @@ def named_systems(given: Given) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch:
         for name, technique in given["techniques"].items():
             _technique(outcome, name, technique, given["base"], Path(scratch))
-    outcome.rows.append(
+    outcome.add(
         Row(
             "FlashDecoding",
             "works",

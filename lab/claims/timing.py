@@ -13,7 +13,7 @@ from servesim.run.setup import set_up
 from servesim.run.simulate import simulate
 
 from . import Curve, Given, Lines, Outcome, Row, amount, experiment
-from .batches import cost_of, decode
+from .batches import cost_of, decode, formula_share
 from .outcome import COURSE
 
 
@@ -39,14 +39,20 @@ def _single(outcome: Outcome, ideal: Given, given: Given) -> None:
     base = {**ideal, "model": given["model"], "trace": given["trace"], "requests": given["requests"]}
     runs = {name: _run(base, gpu=gpu, engine={"ignore_memory": True}) for name, gpu in given["gpus"].items()}
     h100, small, large = (_latency(run, "tpot") for run in runs.values())
-    refused = _refusal(base)
+    refused, share = _refusal(base), formula_share(*(run.summary for run in runs.values()))
     outcome.near(
-        "a decode step of 70B in 16 bits on one H100", 42, h100, "ms", within=0.03, note=f"ignoring memory: {refused}"
+        "a decode step of 70B in 16 bits on one H100",
+        42,
+        h100,
+        "ms",
+        within=0.03,
+        formula=share,
+        note=f"ignoring memory: {refused}",
     )
-    outcome.near("speed of 70B on one H100 for one user", 24, 1e3 / h100, "tokens/s", within=0.03)
+    outcome.near("speed of 70B on one H100 for one user", 24, 1e3 / h100, "tokens/s", within=0.03, formula=share)
     name = given["gpus"]["A100 of 80 GB"]
     by_hand = 150e9 / Gpu.load(name).bandwidth * 1e3
-    outcome.rows.append(
+    outcome.add(
         Row(
             "a decode step of 70B on an A100",
             "about 0.1 s",
@@ -84,17 +90,16 @@ def _batches(outcome: Outcome, ideal: Given, given: Given) -> None:
     claims = {1: (8.0, 125.0), 64: (23.8, 2690.0), 256: (71.6, 3575.0)}
     for size in given["sizes"]:
         trace = {"trace": f"synth:rate=1,prompt={given['prompt']},output=2", "requests": size, "rate": float("inf")}
-        step = _latency(_run({**base, **trace}, engine={"ignore_memory": True}), "tpot")
+        run = _run({**base, **trace}, engine={"ignore_memory": True})
+        step, share = _latency(run, "tpot"), formula_share(run.summary)
         read = spec.weight_bytes("bf16") + size * context * spec.kv_bytes_per_token("bf16")
         note = f"{amount(read / 1e9, 'GB')} of weights and KV; {_room({**base, **trace})}"
         ms, speed = claims.get(size, (step, size / step * 1e3))
         cause = "so by its own formula, weights and KV over 3.35 TB/s" if size in claims else ""
         what = f"13B on an H100, {context:,} tokens of context, {size} together"
-        outcome.near(f"{what}: a step", ms, step, "ms", within=0.003, otherwise="corrected", note=note, cause=cause)
-        simulated = size / step * 1e3
-        outcome.near(
-            f"{what}: throughput", speed, simulated, "tokens/s", within=0.003, otherwise="corrected", cause=cause
-        )
+        told: dict[str, Any] = {"within": 0.003, "formula": share, "otherwise": "corrected", "cause": cause}
+        outcome.near(f"{what}: a step", ms, step, "ms", note=note, **told)
+        outcome.near(f"{what}: throughput", speed, size / step * 1e3, "tokens/s", **told)
     _draw(outcome, base, given["curve"], context)
 
 

@@ -49,7 +49,7 @@ def naive_to_production(given: Given) -> Outcome:
         for name, run in without[workload].items():
             gain = amount(whole / run.speed)
             note = f"{amount(run.speed)} without it, {amount(whole, 'tokens/s')} with all"
-            outcome.rows.append(Row(f"{name}, where all others are on, {workload}", "-", f"{gain} x", "shown", note))
+            outcome.add(Row(f"{name}, where all others are on, {workload}", "-", f"{gain} x", "shown", note))
     _draw(outcome, "waterfall", "Output tokens/s, each step over those before", stacks, "+ ")
     _draw(outcome, "without", "Output tokens/s, all but one", without, "without ")
     return outcome
@@ -63,18 +63,21 @@ def _steps(outcome: Outcome, steps: Sequence[Given], workload: str, stack: Mappi
             f"{amount(after.latency, 'ms')} per token; {after.formula:.0f} % of the GPU time by formula"
         )
         what, gain = f"+ {step['name']}, {workload}", after.speed / before.speed
-        outcome.near(what, step["claim"], gain, "x", within=0.25, note=note, cause=CAUSES.get(step["name"], ""))
+        share, cause = max(before.formula, after.formula) / 100, CAUSES.get(step["name"], "")
+        outcome.near(what, step["claim"], gain, "x", within=0.25, formula=share, note=note, cause=cause)
 
 
 def _together(outcome: Outcome, given: Given, workload: str, stack: Mapping[str, Run]) -> None:
     """Add the product of the factors, and the product from the first 16-bit stage on."""
     naive, half, *_, last = (run.speed for run in stack.values())
+    ends = list(stack.values())
     paper = prod(step["claim"] for step in given["steps"])
     outcome.near(
         f"all of them in practice, {workload}",
         given["practice"],
         last / naive,
         "x",
+        formula=max(ends[0].formula, ends[-1].formula) / 100,
         note=f"{amount(paper)} x on paper; from {given['steps'][0]['name']} on {amount(last / half)} x",
         cause="factors measured one by one, each where it helps most, do not multiply",
     )

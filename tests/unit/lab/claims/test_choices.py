@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from servesim.hardware import ModelSpec
 from servesim_lab.claims import Outcome, find
+from servesim_lab.claims.by_hand import softmax
 from servesim_lab.claims.choices import times
 from servesim_lab.claims.crossed import Found, merged, model_file, search
 
@@ -120,9 +122,11 @@ def test_an_output_token_costs_the_more_the_fewer_decode_together() -> None:
     outcome, rows = run("output-price", batches=[1, 32, 1024])
     ratios = outcome.figures[0].curves[0].y  # type: ignore[union-attr]
     assert ratios == sorted(ratios, reverse=True)
-    assert rows["how many must decode together for that"].simulated == "32 to 32 together"
+    row = rows["output to input, 1 to 1024 decode together"]
+    assert (row.verdict, row.share) == ("partly", 1.0), "all of 3 to 10 lies between the least and the most"
+    assert row.note.startswith("it is where 32 to 32 decode together")
     _, rows = run("output-price", batches=[1])
-    assert rows["how many must decode together for that"].verdict == "corrected"
+    assert rows["output to input, 1 to 1 decode together"].verdict == "corrected"
 
 
 def test_end_to_end_compares_with_the_last_stack() -> None:
@@ -137,9 +141,18 @@ def test_what_is_out_of_scope_is_tried() -> None:
     _, rows = run("out-of-scope")
     assert (
         "state_size indicates a state-space model, which is not supported"
-        in rows["Mamba and other state-space layers"].simulated
+        in rows["Mamba alone, without attention"].simulated
     )
     assert "vision_config indicates a multi-modal model" in rows["images beside text"].simulated
-    assert rows["cold start"].verdict == "out of reach"
+    assert rows["Mamba layers between attention layers"].simulated.endswith("ms a token")
     pruned = float(rows["a quarter of the layers pruned: speed of a token"].simulated.split()[0])
     assert 1.2 < pruned < 32 / 24, "embedding, LM head and sampler stay"
+
+
+def test_softmax_at_four_is_by_hand_and_a_dog_is_no_two_cars() -> None:
+    _, rows = run("by-hand")
+    assert softmax([10, 2, 1], 4) == pytest.approx([math.exp(i) / 15.1158 for i in (2.5, 0.5, 0.25)], rel=1e-4)
+    assert rows["teacher, softmax at 4"].simulated == "0.806, 0.109, 0.085"
+    assert rows["student, softmax at 4"].simulated == "0.560, 0.234, 0.206"
+    dog = rows["teacher, dog to car, softmax at 4"]
+    assert (dog.simulated, dog.verdict) == ("1.28 x", "corrected")  # e^0.25

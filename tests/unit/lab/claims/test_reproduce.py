@@ -40,37 +40,6 @@ BARS = Bars("bars", "Bars", "Two bars.", "seconds", {"second": [1.0, None], "fir
 SPANS = Spans("spans", "Spans", "One span.", "step", {"slot": [(0, 10, "A")]}, ("A",))
 
 
-def test_a_verdict_is_one_of_the_six_and_a_difference_has_a_cause() -> None:
-    with pytest.raises(ValueError, match="'matches' is none of reproduced, corrected"):
-        Row("a", "1", "1", "matches")
-    for verdict in ("differs", "out of reach"):
-        with pytest.raises(ValueError, match="without a cause"):
-            Row("a", "1", "2", verdict)
-    with pytest.raises(ValueError, match="group 'x' is none of memory, time"):
-        Row("a", "1", "1", "reproduced", group="x")
-    with pytest.raises(ValueError, match="'shown' is for figures without a claim"):
-        Row("a", "1", "1", "shown")
-
-
-def test_near_compares_with_a_figure_or_a_range() -> None:
-    outcome = Outcome()
-    outcome.near("exact", 42, 42.0, "ms")
-    outcome.near("5 % off", 100, 105, within=0.05)
-    outcome.near("6 % off", 100, 106, within=0.05, cause="because")
-    outcome.near("wrong by its own formula", 172, 687, "GB", within=0.02, otherwise="corrected")
-    outcome.near("in a range", (2, 5), 3.36, "x")
-    outcome.near("below a range", (2, 5), 1.9, "x", note="as it is", cause="too slow")
-    said = [(row.published, row.simulated, row.verdict, row.note) for row in outcome.rows]
-    assert said == [
-        ("42 ms", "42 ms", "reproduced", ""),
-        ("100", "105", "reproduced", "taken as the same up to 5 % off"),
-        ("100", "106", "differs", "because"),
-        ("172 GB", "687 GB", "corrected", ""),
-        ("2 to 5 x", "3.36 x", "reproduced", ""),
-        ("2 to 5 x", "1.9 x", "differs", "as it is; too slow"),
-    ]
-
-
 def test_amounts_have_three_digits_or_all_whole_ones() -> None:
     assert [claims.amount(v) for v in (0.0039, 3.364, 71.94, 687.2, 16384.0)] == [
         "0.0039", "3.36", "71.9", "687", "16,384",
@@ -169,6 +138,72 @@ def test_bars_keep_their_order(tmp_path: Path) -> None:
     assert html.index(">second<") < html.index(">first<")
 
 
+def _unheard(name: str, row: Any) -> None:
+    raise AssertionError(f"{name} has no rows")
+
+
+def test_rows_come_before_the_experiment_ends_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["first", "second"]
+    script = f"""if True:
+        import json, sys, time
+        name = sys.argv[-1]
+        for i in range(2):
+            print({worker.ROW!r} + json.dumps(dict(what=f"{{name}} {{i}}")), flush=True)
+        time.sleep(600 if name == "first" else 0)
+        print({worker.ANSWER!r} + json.dumps(dict(document=None, error="", cpu_s=0.0)))
+    """
+    monkeypatch.setattr(worker, "COMMAND", (sys.executable, "-c", script))
+    heard: list[str] = []
+    ended: list[str] = []
+
+    def on_row(name: str, row: Any) -> None:
+        heard.append(row["what"])
+        if len(heard) == 2:
+            raise KeyboardInterrupt  # the first would not end for ten minutes
+
+    chosen = [Experiment(name, "memory", "", "", _good) for name in names]
+    with pytest.raises(KeyboardInterrupt):
+        list(worker.run_all(chosen, None, 2, lambda one: ended.append(one.name), on_row))
+    assert heard == ["first 0", "first 1"]
+    assert "first" not in ended
+
+
+def test_a_single_experiment_prints_each_row_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two_rows(_: Given) -> Outcome:
+        outcome = Outcome()
+        outcome.near("first", (2, 3), [0.95, 2.19], "x")
+        raise UserError("no second")
+
+    one = Experiment("memory", "memory", "a claim", "", two_rows)
+    monkeypatch.setattr(claims, "find", lambda name: [one])
+    result = CliRunner().invoke(app, ["reproduce", "memory"])
+    assert result.stdout.startswith(
+        "memory: a claim\npartly, 19 %  first: 2 to 3 x published, 0.95 to 2.19 x simulated\n"
+    )
+    assert str(result.exception) == "no second"
+
+
+def test_a_kept_file_that_was_cut_off_is_computed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def run(given: Given) -> Outcome:
+        ran.append("run")
+        return _good(given)
+
+    monkeypatch.setattr(claims, "find", lambda name: [Experiment("memory", "memory", "", "", run)])
+    arguments = ["reproduce", "memory", "--out", str(tmp_path / "out")]
+    first = CliRunner().invoke(app, arguments)
+    assert CliRunner().invoke(app, arguments).stdout == first.stdout
+    assert ran == ["run"]
+    (kept,) = (tmp_path / "out").glob("runs/cells/*/summary.json")
+    kept.write_bytes(kept.read_bytes()[:100])
+    for name in ("memory.json", "report.html"):  # killed before they were written
+        (tmp_path / "out" / name).unlink()
+    again = CliRunner().invoke(app, arguments)
+    assert (again.exit_code, again.stdout, ran) == (0, first.stdout, ["run", "run"])
+    assert again.stderr.startswith("computed again: ")
+
+
 def test_one_that_fails_or_dies_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     real = find("speculation-crossover")[0]
     chosen = [Experiment(name, "memory", "", "", _good) for name in ("no-such-experiment", real.name)]
@@ -176,7 +211,7 @@ def test_one_that_fails_or_dies_does_not_lose_the_others(monkeypatch: pytest.Mon
     script = f"import sys; sys.exit('died') if sys.argv[-1] == {chosen[0].name!r} else print({answer!r})"
     monkeypatch.setattr(worker, "COMMAND", (sys.executable, "-c", script))
     heard: list[str] = []
-    done = list(worker.run_all(chosen, None, 2, lambda one: heard.append(one.name)))
+    done = list(worker.run_all(chosen, None, 2, lambda one: heard.append(one.name), _unheard))
     assert [(one.name, one.document, one.error) for one in done] == [
         ("no-such-experiment", None, "died"),
         (real.name, {"name": real.name}, ""),
@@ -199,7 +234,7 @@ def test_the_command_names_what_failed_and_writes_the_rest(monkeypatch: pytest.M
     result = CliRunner().invoke(app, ["reproduce", "all", "--out", str(tmp_path / "out")])
     assert result.exit_code == 1
     assert "error: pagedattention: too hot" in result.stderr
-    assert "does not: because" in result.stdout
+    assert "differs       does not: 1 published, 2 simulated\n              because\n" in result.stdout
     assert (tmp_path / "out" / "report.html").is_file()
     assert (tmp_path / "out" / "scenarios" / f"{document['name']}.yaml").is_file()
 
@@ -258,15 +293,15 @@ def test_an_interrupted_rerun_prints_what_has_ended_in_order_and_continues(
     """
     monkeypatch.setattr(worker, "COMMAND", (sys.executable, "-c", script))
     shown: list[str] = []
-    real = cli_reproduce._print_rows
+    real = cli_reproduce.Printer.rest
 
-    def until_the_second(console: Any, document: dict[str, Any]) -> None:
-        real(console, document)
+    def until_the_second(printer: cli_reproduce.Printer, document: dict[str, Any]) -> None:
+        real(printer, document)
         shown.append(document["name"])
         if shown == names[:2]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_reproduce, "_print_rows", until_the_second)
+    monkeypatch.setattr(cli_reproduce.Printer, "rest", until_the_second)
     arguments = ["reproduce", "all", "--jobs", "3", "--out", str(tmp_path / "out")]
     stopped = CliRunner().invoke(app, arguments)
     assert isinstance(stopped.exception, Interrupted)
@@ -311,7 +346,7 @@ def test_workers_end_with_the_one_who_asked_them(monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):  # and not after ten minutes
-        list(worker.run_all(chosen, None, 2, interrupted))
+        list(worker.run_all(chosen, None, 2, interrupted, _unheard))
 
 
 def test_bad_options_are_one_line(tmp_path: Path) -> None:

@@ -49,14 +49,14 @@ def run_unnamed(name: str) -> tuple[Outcome, list[Row]]:
 def test_the_table_of_13b_on_an_h100_comes_out(decode_time: tuple[Outcome, dict[str, Row]]) -> None:
     rows = [row for row in decode_time[0].rows if row.what.startswith("13B")]
     assert [(row.simulated, row.verdict) for row in rows] == [
-        ("8.02 ms", "reproduced"),
-        ("125 tokens/s", "reproduced"),
-        ("23.8 ms", "reproduced"),
-        ("2,689 tokens/s", "reproduced"),
+        ("8.02 ms", "by formula"),
+        ("125 tokens/s", "by formula"),
+        ("23.8 ms", "by formula"),
+        ("2,689 tokens/s", "by formula"),
         ("71.9 ms", "corrected"),
         ("3,562 tokens/s", "corrected"),
     ]
-    assert rows[2].note == "79.7 GB of weights and KV; the GPU holds 60 of 64"
+    assert rows[2].note.startswith("79.7 GB of weights and KV; the GPU holds 60 of 64;")
     assert rows[4].note.startswith("241 GB of weights and KV; the GPU holds 60 of 256")
 
 
@@ -119,7 +119,7 @@ def test_every_operator_lies_below_the_roofline_and_is_told() -> None:
 
 def test_fused_attention_is_measured_and_gains_with_the_prompt() -> None:
     outcome, rows = run("flash-attention")
-    assert rows["attention over a prompt of 4,096, A100"].verdict == "reproduced"
+    assert rows["attention over a prompt of 4,096, A100"].verdict == "by formula", "the unfused kernels are"
     base = {"model": "llama-2-7b", "gpu": "a100", "host": "none"}
     fused = breakdown(cost_of(base), prompts(16_384))[ATTENTION_PREFILL]
     share = 100 * 32 * 4 * 4096 * 16_384**2 / 2 / fused / 312e3  # 32 layers; FLOP/ns of an A100: 312,000
@@ -136,7 +136,15 @@ def test_formats_gain_at_most_what_their_bytes_allow_and_the_contradiction_is_na
         (limit,) = [factor for key, factor in most.items() if name.startswith(key)]
         assert all(value < limit for value in values)
     assert "contradicts itself" in rows["LLM.int8() in the same text"].note
-    assert rows["int8 W8A8, as SmoothQuant runs, A100"].verdict == "reproduced"
+    told = {what: (row.verdict, row.share) for what, row in rows.items()}
+    for name in ("3-bit weights alone (W3A16), A100", "BitNet b1.58 (1.58 bits), A100"):
+        assert told[name] == ("by formula", None)
+    verdict, share = told["int4 weights alone (W4A16: GPTQ, AWQ), A100"]
+    low, high = (
+        float(text.split()[0]) for text in rows["int4 weights alone (W4A16: GPTQ, AWQ), A100"].simulated.split(" to ")
+    )
+    assert low < 2 < high < 3
+    assert (verdict, share) == ("partly", pytest.approx(high - 2, abs=0.006))
 
 
 def test_a_step_without_graphs_takes_its_launches() -> None:
@@ -162,11 +170,11 @@ def test_engine_switches_are_all_told() -> None:
         "engine-switches", "engine", base={**find("engine-switches")[0].given()["engine"]["base"], "requests": 60}
     )
     outcome, rows = run("engine-switches", **parts)
-    assert rows["throughput of larger batches"].verdict == "reproduced"
+    batches = rows["throughput of larger batches"]
+    assert (batches.verdict, batches.share is not None and 0 < batches.share < 1) == ("partly", True)
     rival = rows["TensorRT-LLM above vLLM at high concurrency"]
     assert rival.simulated.endswith("% by its kernels")
     assert abs(number(rival.simulated)) < 10
-    assert rows["cold start"].simulated == "at least 2.2 s for 70B"  # 138 GB over 64 GB/s
     linear = {c.label: c.y for c in outcome.figures[0].curves}  # type: ignore[union-attr]
     assert all(
         y < n for label, ys in linear.items() if label != "linear" for y, n in zip(ys[1:], (2, 4, 8), strict=True)
