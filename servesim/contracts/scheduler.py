@@ -87,6 +87,8 @@ class Scheduler(ABC):
 
     lookahead: int = 0
     """KV slots reserved per request for drafts."""
+    timer: Timer | None = None
+    """Set by the replica before the first request if "timer" is in `supports`."""
 
     params: Any
     limits: Limits
@@ -94,8 +96,6 @@ class Scheduler(ABC):
     waiting: deque[Request] | Any
     """Requests that wait, in order of arrival; another container if the policy's own methods use it."""
     running: list[Request]
-    timer: Timer | None
-    """Set by the replica before the first request if "timer" is in `supports`, else None."""
 
     def __init__(self, params: Any, limits: Limits, kv: KVAllocator) -> None:
         self.params = params
@@ -103,7 +103,6 @@ class Scheduler(ABC):
         self.kv = kv
         self.waiting = deque()
         self.running = []
-        self.timer = None
 
     @classmethod
     def complete(cls, params: Any, defaults: Defaults) -> Any:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,6 +111,15 @@ def test_no_request_waits_past_its_delay_while_nothing_runs(
         assert at >= free
         assert len(rows) == size or sizes == [len(rows)] or at >= arrivals[rows[0]] + 1000 * delay_us
         free = at + 1000 * max(outputs[i] for i in rows)
+
+
+def test_when_the_first_request_leaves_the_delay_is_that_of_the_next() -> None:
+    """A and B come at 0 and 500; A's client gives up at 700, and B begins at 1500 rather than at 1000."""
+    trace = replace(toy_trace([0, 500], [1, 1], [2, 2]), cancel_ns=np.array([700, -1]))
+    params = {"max_batch_size": 3, "max_queue_delay_microseconds": 1}
+    world = World(trace, scheduler="static", scheduler_params=params, cost=US)
+    compared(world)
+    assert world.run(check=True).recorder.requests.column("scheduled_ns").max() == 1500
 
 
 @pytest.mark.parametrize("host", ["default", "none"])
