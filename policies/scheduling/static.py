@@ -1,13 +1,16 @@
 """Static batching (FasterTransformer, HF generate): a batch is composed once and runs until its last row is done.
 
 Prompts are padded to the longest, and finished rows stay as padding. Every row holds memory for the longest prompt and
-the longest output until the end, and all answers return together.
+the longest output until the end, and all answers return together. By default a batch is composed of what waits. With
+`max_queue_delay_microseconds`, it waits until it is full, but no longer than that: the dynamic batcher of Triton, which
+serves FasterTransformer (docs: user guide, batchers). A server never knows that no more requests will come, so the last
+batch of a trace, if it is not full, begins when the delay is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar
 
@@ -25,8 +28,25 @@ class StaticParams:
     max_batch_size: int | None = None
     """Maximum number of rows in a batch; None: as many as fit in memory, up to vLLM's max_num_seqs for the GPU."""
 
+    max_queue_delay_microseconds: int = 0
+    """Maximum time in us for which a batch that is not full waits for more requests, counted from when its first
+    request reached the queue; 0: a batch never waits."""
+    preferred_batch_size: int | tuple[int, ...] = ()
+    """Numbers of rows for which a batch does not wait: the largest of them that the waiting requests fill begins at
+    once, unless the delay is over. One number, or in YAML a list of them; empty: max_batch_size."""
+
     def __post_init__(self) -> None:
         check_least(self, 1, "max_batch_size")
+        check_least(self, 0, "max_queue_delay_microseconds")
+        for size in self.preferred_sizes:
+            if size < 1 or size > (self.max_batch_size or 0):
+                most = "which is not set" if self.max_batch_size is None else f"{self.max_batch_size}"
+                raise ValueError(f"preferred_batch_size {size} must be from 1 to max_batch_size, {most}")
+
+    @property
+    def preferred_sizes(self) -> tuple[int, ...]:
+        sizes = self.preferred_batch_size
+        return (sizes,) if isinstance(sizes, int) else sizes
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -36,9 +56,10 @@ class StaticParams:
 @schedulers.register("static")
 class Static(Scheduler):
     """Request-level batching: the requests waiting when a batch has ended form the next one, as far as memory
-    allows."""
+    allows, and as far as waiting for more is worth it."""
 
     Params = StaticParams
+    supports: ClassVar[frozenset[str]] = frozenset({"timer"})
     keeps_budget = False
     cannot: ClassVar[Mapping[str, str]] = {"samples": "a row of its padded batch is one request"}
     paper = "FasterTransformer (NVIDIA); the baseline of PagedAttention (SOSP 2023) and Orca (OSDI 2022)"
@@ -48,10 +69,13 @@ class Static(Scheduler):
         self.padding: list[Request] = []  # finished rows of the running batch
         self.row_len = 0  # tokens per row once the prompts are computed
         self.first_step = 0  # that step's id
+        self._delay_ns = params.max_queue_delay_microseconds * 1000
+        self._preferred = sorted(params.preferred_sizes)
+        self._since: dict[Request, int] = {}  # with a delay: when each waiting request reached the queue
 
     @classmethod
     def complete(cls, params: StaticParams, defaults: Defaults) -> StaticParams:
-        return StaticParams(params.max_batch_size or defaults.max_num_seqs)
+        return replace(params, max_batch_size=params.max_batch_size or defaults.max_num_seqs)
 
     def plan(self, ctx: PlanContext) -> Plan:
         ctx.plan.layout = "padded"
@@ -70,10 +94,26 @@ class Static(Scheduler):
         suggest; the batch is then smaller."""
         self.first_step = ctx.step_id
         rows = self._rows_that_fit()
+        if rows and not (rows := self._rows_to_begin(ctx.now, rows)):
+            return
         while rows and not self._begin(ctx, rows):
             rows -= 1
         if not rows and self.waiting and refuse_if_hopeless(self, ctx, self.waiting[0]):
             self._compose(ctx)
+
+    def _rows_to_begin(self, now: int, rows: int) -> int:
+        """Return the size of the batch that begins now if `rows` requests could, or 0 if they wait for more."""
+        due = self._since.get(self.waiting[0], now) + self._delay_ns
+        if self._delay_ns and now >= due:
+            return rows
+        for size in reversed(self._preferred):
+            if size <= rows:
+                return size
+        if not self._delay_ns or rows == self.limits.max_num_seqs or rows < len(self.waiting):
+            return rows
+        if self.timer is not None:
+            self.timer.wake_at(due)
+        return 0
 
     def _rows_that_fit(self) -> int:
         free, size = self.kv.usage().free, self.kv.block_size
@@ -96,7 +136,13 @@ class Static(Scheduler):
             if not ctx.admit(request, request.prompt_len, MISS, lookahead=longest - request.prompt_len):
                 break
             self.running.append(self.waiting.popleft())
+            self._since.pop(request, None)
         return bool(self.running)
+
+    def on_arrival(self, request: Request) -> None:
+        super().on_arrival(request)
+        if self._delay_ns and self.timer is not None:
+            self._since[request] = self.timer.now
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request]:
         gone = []
@@ -106,6 +152,7 @@ class Static(Scheduler):
                 self.padding.append(request)
             else:
                 self.drop_waiter(request)
+                self._since.pop(request, None)
                 gone.append(request)
         if self.running:
             return gone

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from mypy_extensions import mypyc_attr
 
@@ -43,6 +43,17 @@ class Limits:
     """Whether steps are planned before the outputs of the step in flight are known."""
 
 
+class Timer(Protocol):
+    """Time of a replica, for schedulers that wait on purpose."""
+
+    @property
+    def now(self) -> int:
+        """Simulated time in ns."""
+
+    def wake_at(self, ns: int) -> None:
+        """Ask for a plan at `ns`, unless a step is in flight then; the end of that step asks for one anyway."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler(ABC):
     """Owner of a replica's queues, which decides what the next step computes.
@@ -63,7 +74,7 @@ class Scheduler(ABC):
     """"async": plans correctly with a step in flight (see Request.num_output_placeholders). "deferred": skips waiting
     requests that are `ctx.deferred`, as host memory requires. "external": admits requests with the result of
     `ctx.external`. "remote_kv": calls `ctx.fetch` before it admits a request, and takes requests back when their KV has
-    arrived (`on_arrival`)."""
+    arrived (`on_arrival`). "timer": is given a `timer`, by which it can be asked for a plan at a later time."""
 
     samples: ClassVar[SampleForm] = "children"
     """How a request with several samples (n > 1) is served: see servesim.workload.samples. "fork" requires an allocator
@@ -76,6 +87,8 @@ class Scheduler(ABC):
 
     lookahead: int = 0
     """KV slots reserved per request for drafts."""
+    timer: Timer | None = None
+    """Set by the replica before the first request if "timer" is in `supports`."""
 
     params: Any
     limits: Limits
