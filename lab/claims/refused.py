@@ -11,6 +11,5 @@ REFUSED = {
     "models of Mamba layers alone": "no kernel table without attention; hybrids have one (`out-of-scope`)",
     "SRAM beside HBM": "data sheets here have one level of memory; kernels are measured whole",
     "GPT-2 and encoder-decoders": "no kernel table with their attention; the loader refuses them by name",
-    "a small GPT without and with a KV cache, measured": "simulated by `no-kv-cache`; no weights run here",
 }
 """Claims, each with the reason why it is refused."""

@@ -41,8 +41,8 @@ def all_flags() -> Iterator[dict[str, Any]]:
     from servesim.run.serve_command import HINTS
 
     every = {engine: {**meanings} for engine, meanings in serve_flags().items()}
-    every["vllm"] |= {"speculative-config": "speculation", "enforce-eager": None}
-    every["sglang"] |= {"enable-dp-attention": "dp", "disable-cuda-graph": None}
+    every["vllm"] |= {"speculative-config": "speculation"}
+    every["sglang"] |= {"enable-dp-attention": "dp"}
     every["trtllm"] |= {"enable-attention-dp": "dp"}
     for engine in ("sglang", "trtllm"):
         every[engine] |= {name: to for name, to in SIZES.items() if to == "ep"}
@@ -57,7 +57,7 @@ def _meaning(meaning: Any) -> tuple[str, str]:
     """Return the option that a flag corresponds to, and a description. `meaning`: see serve_flags.yaml."""
     if isinstance(meaning, str):
         return _option(meaning), "the same setting."
-    ((key, to),) = meaning.items() if meaning else (("", {}),)
+    key, to = next(iter(meaning.items())) if meaning else ("", {})
     if not isinstance(to, Mapping):
         return f"{_option(key)} {str(to).lower() if isinstance(to, bool) else to}", "what the flag sets."
     values = ", ".join(f"{value} is {other}" for value, other in to.items() if other is not None)

@@ -153,6 +153,14 @@ class HostTerms:
         kept = {name: told for name, told in self.provenance.items() if name not in OF_CHIP}
         return replace(self, **values, provenance=kept | chip.provenance)
 
+    def without_graphs(self) -> HostTerms:
+        """Return the terms of the same engine in eager mode: no padding, and each kernel takes at least the launch that
+        `pytorch-eager` has."""
+        eager = HostTerms.load("pytorch-eager")
+        launch = max(self.launch_per_kernel, eager.launch_per_kernel)
+        told = {"launch_per_kernel": eager.provenance["launch_per_kernel"]}
+        return replace(self, launch_per_kernel=launch, pads_to_graphs=False, provenance=self.provenance | told)
+
     def with_experts(self, weights: str, backend: str) -> HostTerms:
         """Return the terms for experts in a weight format, run by one of `servesim.cost.moe.MOE_BACKENDS`."""
         found = self.eager_per_mixture_by_experts.get(weights) if backend != "mxfp8" else None

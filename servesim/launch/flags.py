@@ -11,7 +11,12 @@ from servesim.hardware import ModelSpec
 from servesim.run.flag_meanings import serve_flags
 from servesim.run.serve_command import DRAFTS
 
-ONLY_IN_FILES = ("kv-cache-enable-block-reuse", "batch-wait-timeout-iters", "batch-wait-max-tokens-ratio")
+ONLY_IN_FILES = (
+    "cuda-graph-config",
+    "kv-cache-enable-block-reuse",
+    "batch-wait-timeout-iters",
+    "batch-wait-max-tokens-ratio",
+)
 """Entries of the table that are keys of a file of flags, and no flags."""
 PARALLEL = ("tp", "dp", "ep")
 

@@ -83,6 +83,8 @@ def unlike(summary: Mapping[str, Any]) -> str:
         return "too few measured servers have data-parallel ranks"
     if scenario["kernel_tables"] is not None or scenario["host"] == "none":
         return "its kernel tables or host terms were never compared with measured servers"
+    if scenario["engine"].get("enforce_eager"):
+        return "no measured server runs without CUDA graphs"
     if scenario["engine"]["attention_backend"] != "auto":
         return "no measured server lacks fused attention"
     usual = preset_settings(scenario["preset"] or "vllm")["scheduler"]["name"]

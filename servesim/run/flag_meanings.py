@@ -36,10 +36,15 @@ def settings_of_flag(meaning: Any, value: str) -> dict[str, Any] | None:
         return {}
     if isinstance(meaning, str):
         return {meaning: value or "true"}
-    ((key, to),) = meaning.items()
-    if isinstance(to, Mapping):
-        return ({key: to[value]} if to[value] is not None else {}) if value in to else None
-    return {key: to} if value.lower() != "false" else {}
+    found: dict[str, Any] = {}
+    for key, to in meaning.items():
+        if not isinstance(to, Mapping):
+            found |= {key: to} if value.lower() != "false" else {}
+        elif value not in to:
+            return None
+        elif to[value] is not None:
+            found[key] = to[value]
+    return found
 
 
 def settings_of(table: str, name: str, value: str) -> dict[str, Any] | None:

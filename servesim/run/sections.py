@@ -55,6 +55,10 @@ class EngineSettings(Section):
     attention_backend: Literal["auto", "eager"] = "auto"
     """Attention implementation. `eager` is not fused, so scores and probabilities are written to memory. Its time is
     computed by formula, and its memory use is not counted."""
+    enforce_eager: bool = False
+    """Launch every kernel by itself, without CUDA graphs: vLLM's flag of this name, SGLang's disable_cuda_graph,
+    TensorRT-LLM without cuda_graph_config. The time of a launch is that of host terms pytorch-eager, set by one step of
+    one model on one H100."""
     float32_matmul_precision: Literal["highest", "high"] = "highest"
     """Precision of float32 matrix products (vLLM's VLLM_FLOAT32_MATMUL_PRECISION). `high` is TF32 on tensor cores. It
     affects models whose routers the engine keeps in float32."""

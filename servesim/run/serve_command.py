@@ -37,8 +37,8 @@ DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", 
           "deepseek_mtp": "mtp"}  # fmt: skip
 """Speculators by vLLM's `method`."""
 _EAGER = (
-    "steps are priced as CUDA graphs. host=pytorch-eager prices the launches of PyTorch's eager mode instead. It was "
-    "derived from one model on one H100, and elsewhere it is accurate only to an order of magnitude"
+    "each kernel takes at least a launch of PyTorch's eager mode. Its time was derived from one model on one H100, and "
+    "elsewhere it is accurate only to an order of magnitude"
 )
 _KERNELS = "attention is priced by the kernels measured for this engine and GPU, regardless of the backend"
 _GRAPH_SIZES = (
@@ -57,6 +57,7 @@ HINTS = {
     "compilation-config.cudagraph-mode NONE": _EAGER,
     "compilation-config.use-cudagraph false": _EAGER,
     "optimization-level 0": _EAGER,
+    "cuda-graph-config null": _EAGER,
     "compilation-config.cudagraph-capture-sizes": _GRAPH_SIZES,
     "compilation-config.max-cudagraph-capture-size": _GRAPH_SIZES,
     "cuda-graph-sizes": _GRAPH_SIZES,
@@ -183,6 +184,9 @@ def _of_files(flags: Flags) -> dict[str, Any]:
             if isinstance(cache := loaded.get("kv_cache_config"), Mapping):  # TensorRT-LLM's
                 loaded = {key: inner for key, inner in loaded.items() if key != "kv_cache_config"}
                 loaded |= {f"kv_cache_{key}": inner for key, inner in cache.items()}
+            if "cuda_graph_config" in loaded:  # TensorRT-LLM's, on by default
+                graphs = "null" if loaded["cuda_graph_config"] is None else "given"
+                loaded = {**loaded, "cuda_graph_config": graphs}
             found |= {str(key).replace("_", "-"): _text(inner) for key, inner in loaded.items() if inner is not None}
     return found
 

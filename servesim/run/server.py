@@ -134,10 +134,14 @@ def _host_terms(scenario: Scenario, engine: EngineFacts) -> HostTerms | None:
     """Return the requested host terms, by default those of the version whose facts are used, or those of the newest
     vLLM if there are none for the engine."""
     if scenario.host == "none":
+        if scenario.engine.enforce_eager:
+            raise UserError("engine.enforce_eager adds host time, but host is none (leave one of them out)")
         return None
     if scenario.host != "auto":
-        return HostTerms.load(scenario.host).on(engine.gpu)
-    return host_terms(f"{engine.engine} {engine.version}", engine.gpu) or host_terms("vllm", engine.gpu)
+        terms: HostTerms | None = HostTerms.load(scenario.host).on(engine.gpu)
+    else:
+        terms = host_terms(f"{engine.engine} {engine.version}", engine.gpu) or host_terms("vllm", engine.gpu)
+    return terms.without_graphs() if terms is not None and scenario.engine.enforce_eager else terms
 
 
 def experts_over(scenario: Scenario) -> int:

@@ -142,7 +142,7 @@ def test_a_word_that_nothing_has_is_refused_and_no_word_lists_settings_alone(cal
         ("VLLM_USE_V1", "flag VLLM_USE_V1", "--engine", "0 is vllm-v0"),
         ("enable-dp-attention", "flag enable-dp-attention", "--dp", "SGLang"),
         ("ep-size", "flag ep-size", "--ep", "SGLang and TensorRT-LLM"),
-        ("enforce-eager", "flag enforce-eager", "no setting", "priced as CUDA graphs"),
+        ("disable-cuda-graph", "flag disable-cuda-graph", "--engine.enforce-eager true", "launch of PyTorch"),
         ("served-model-name", "flag served-model-name", "no setting", "no effect in the simulation"),
     ],
 )

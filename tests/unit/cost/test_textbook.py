@@ -107,6 +107,16 @@ def test_terms_without_graphs_are_shipped_and_never_taken_for_vllm() -> None:
     assert vllm.launch_per_kernel == 0
 
 
+def test_eager_mode_adds_launches_to_the_terms_of_an_engine_and_pads_nothing() -> None:
+    vllm = host_terms("vllm", "h100")
+    assert vllm is not None
+    eager = vllm.without_graphs()
+    assert (eager.launch_per_kernel, eager.padding()) == (26_000, [])
+    assert (eager.name, eager.exposed, eager.front_in) == (vllm.name, vllm.exposed, vllm.front_in)
+    assert "8.4 ms" in eager.provenance["launch_per_kernel"]
+    assert set(eager.provenance) == {*vllm.provenance, "launch_per_kernel"}
+
+
 def test_kernels_of_another_engine_are_shipped_under_a_name() -> None:
     named = cost("llama-3.1-8b", tables="h100-trtllm")
     assert named.tables is not None

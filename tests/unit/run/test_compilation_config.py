@@ -31,7 +31,7 @@ def written(config: dict[str, Any]) -> str:
         (f'{SERVE} -cc \'{{"mode": "NONE"}}\'', APART),
         (f"{SERVE} -O1", APART),
         (f"{SERVE} -O 1", APART),
-        (f"{SERVE} --optimization-level 0 -cc.pass_config.fuse_allreduce_rms=true", FUSED),
+        (f"{SERVE} --optimization-level 0 -cc.pass_config.fuse_allreduce_rms=true", {**FUSED, "enforce_eager": True}),
         (f"{SERVE} -O3", None),
         (f"{SERVE} --optimization-level 2", None),
         (f"{SERVE} --compilation-config 3", None),
@@ -57,8 +57,10 @@ def test_other_keys_are_named_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("config", ['--compilation-config \'{"cudagraph_mode": "NONE"}\'', "-O0"])
-def test_steps_without_graphs_are_named_as_eager_mode_is(config: str) -> None:
-    assert "host=pytorch-eager" in served(f"{SERVE} {config}").notes()[-1]
+def test_steps_without_graphs_are_eager_mode(config: str) -> None:
+    found = served(f"{SERVE} {config}")
+    assert found.settings["engine"]["enforce_eager"] is True
+    assert "one model on one H100" in found.notes()[-1]
 
 
 def test_sizes_of_captured_graphs_say_that_every_size_is_priced_as_one() -> None:

@@ -107,11 +107,11 @@ def test_commands_become_settings(command: str) -> None:
 
 
 def test_flags_without_a_meaning_are_named_by_what_they_lack() -> None:
-    found = served(f"vllm serve {LLAMA} --port 8000 --enforce-eager --served-model-name x --kv-cache-dtype nvfp4")
+    found = served(f"vllm serve {LLAMA} --port 8000 --enable-lora --served-model-name x --kv-cache-dtype nvfp4")
     assert found.nothing == ["--port 8000", "--served-model-name x"]
-    assert found.unknown == ["--enforce-eager", "--kv-cache-dtype nvfp4"]
-    assert [note.partition(":")[0] for note in found.notes()] == ["--serve", "--serve", "--serve"]
-    assert [isinstance(note, Warn) for note in found.notes()] == [True, False, False]
+    assert found.unknown == ["--enable-lora", "--kv-cache-dtype nvfp4"]
+    assert [note.partition(":")[0] for note in found.notes()] == ["--serve", "--serve"]
+    assert [isinstance(note, Warn) for note in found.notes()] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,22 @@ def test_a_switch_after_no_is_turned_off() -> None:
     assert (found.nothing, found.unknown) == (["--no-trust-remote-code"], [])
 
 
-def test_eager_mode_is_named_with_the_host_terms_there_are_for_it() -> None:
+def test_eager_mode_is_a_setting_of_every_engine_and_its_price_is_said_to_be_rough(tmp_path: Path) -> None:
+    (tmp_path / "off.yaml").write_text("cuda_graph_config: null\n")
+    (tmp_path / "on.yaml").write_text("cuda_graph_config: {max_batch_size: 64}\n")
     for command in (
         f"vllm serve {LLAMA} --enforce-eager",
+        f"vllm serve {LLAMA} --enforce-eager true",
+        f"vllm serve {LLAMA} -cc.cudagraph_mode=NONE",
         f"sglang.launch_server --model-path {LLAMA} --disable-cuda-graph",
+        f"trtllm-serve {LLAMA} --extra_llm_api_options {tmp_path / 'off.yaml'}",
     ):
-        assert "host=pytorch-eager" in served(command).notes()[-1]
-    assert not served(f"vllm serve {LLAMA} --port 1").hints
+        found = served(command)
+        assert (found.settings["engine"]["enforce_eager"], found.unknown) == (True, []), command
+        assert "one model on one H100" in found.notes()[-1]
+    for command in (f"vllm serve {LLAMA} --port 1", f"trtllm-serve {LLAMA} --config {tmp_path / 'on.yaml'}"):
+        assert not served(command).hints
+        assert "engine" not in served(command).settings
 
 
 @pytest.mark.parametrize(
@@ -375,7 +384,7 @@ def test_a_command_is_run_and_saved_as_a_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload = ["--trace", SMALL["trace"], "--requests", "3", "--gpu", "h200"]
-    command = "vllm serve meta-llama/Llama-3.2-1B-Instruct --max-num-seqs 32 --port 1 --enforce-eager"
+    command = "vllm serve meta-llama/Llama-3.2-1B-Instruct --max-num-seqs 32 --port 1 --enable-lora"
     saved = tmp_path / "s.yaml"
     assert (
         run(monkeypatch, "run", *workload, "--serve", command, "--max-num-seqs", "16", "--save-scenario", str(saved))
@@ -383,7 +392,7 @@ def test_a_command_is_run_and_saved_as_a_scenario(
     )
     printed = capsys.readouterr()
     assert "flags that have no effect here: --port 1" in printed.err
-    assert "warning: --serve: flags that are NOT MODELED and have no effect: --enforce-eager\n" in printed.err
+    assert "warning: --serve: flags that are NOT MODELED and have no effect: --enable-lora\n" in printed.err
     scenario = yaml.safe_load(saved.read_text())
     assert scenario["scheduler"]["max_num_seqs"] == 16
     assert scenario["model"] == "meta-llama/Llama-3.2-1B-Instruct"

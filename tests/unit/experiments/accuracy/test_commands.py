@@ -133,7 +133,7 @@ def test_a_format_in_the_name_is_that_of_the_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ({"serve_command": "vllm serve Qwen/Qwen3-14B --enforce-eager"}, "flag --enforce-eager of vllm"),
+        ({"serve_command": "vllm serve Qwen/Qwen3-14B --enable-lora"}, "flag --enable-lora of vllm"),
         ({"section": "--max-num-seqs 8", "serve_command": "vllm serve Qwen/Qwen3-14B"}, "run's heading"),
         ({"serve_command": "vllm serve Qwen/Qwen3-32B"}, "run's heading"),
         ({"doc": "qwen3-14b_910b"}, "GPU 910b"),
