@@ -15,7 +15,7 @@ from servesim.contracts.warn import Warn
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
 from servesim.hardware import Gpu, ModelSpec, VllmDefaults, model_named
-from servesim.run.presets import preset_settings
+from servesim.run.presets import engine_presets, preset_settings
 from servesim.run.scenario import Scenario
 from servesim.versions import EngineFacts, engine_facts
 from servesim.workload.front_end import FrontTerms
@@ -222,6 +222,14 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
         yield Warn(
             f"engine.version={engine.version} is newer than every known version: settings and kernels are those of "
             f"{engine.engine} {engine_facts(engine.engine).version}{hosts}. Measure your server (servesim measure)."
+        )
+    if scenario.preset is not None and engine_presets()[scenario.preset]["rests_on"].startswith("documentation"):
+        kind = (
+            str if scenario.preset == engine.engine else Warn
+        )  # an engine with entries has measured kernels and hosts
+        yield kind(
+            f"preset {scenario.preset}: its scheduling rules are known from documentation alone and were never "
+            "compared with the engine"
         )
     if terms is not None and terms.engine not in ("", named):
         yield f"no host terms were measured for {named}, so the host terms of {terms.engine} are used"

@@ -142,3 +142,13 @@ def test_tensorrt_llm_keeps_fp8_keys_beside_fp8_weights_of_dense_models(
     settings: dict[str, str], kv_dtype: str
 ) -> None:
     assert Scenario.of({**BASE, "preset": "tensorrt-llm", **settings}).kv_dtype == kv_dtype
+
+
+@pytest.mark.parametrize(
+    ("preset", "lists"), [("tgi", ["warnings"]), ("mlx", ["warnings"]), ("tensorrt-llm", ["notes"]), ("sglang", [])]
+)
+def test_rules_known_from_documentation_alone_are_said_to_be(preset: str, lists: list[str]) -> None:
+    """A warning, or a note where kernels and host terms of the engine were measured."""
+    given = {"trace": "synth:prompt=64,output=4", "requests": 2, "model": "llama-3.1-8b", "gpu": "h100"}
+    summary = simulate(**given, preset=preset).summary
+    assert [name for name in ("warnings", "notes") if "documentation alone" in str(summary[name])] == lists
