@@ -17,13 +17,12 @@ their spread is the stated repeat error. `send_recv.csv` and the CPU overheads a
 from __future__ import annotations
 
 import datetime
-import math
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from servesim.calibrate.importers.columns import read_columns
+from servesim.calibrate.importers.columns import read_columns, relative_error
 from servesim.cost.tables import write_table
 from servesim.errors import UserError, suggest
 
@@ -41,8 +40,6 @@ _KEYS = {
     "comm": ("op", "gpus", "bytes"),
 }
 """Key columns of the written tables."""
-_FEW = 20
-"""Minimum number of repeats for a meaningful spread."""
 _NOT_MEASURED = (
     "LM head, sampling, writing the KV cache, all-gather, host time and launch gaps; several prompts in one call; "
     "decodes of unequal contexts or beside a prompt; times are rounded to 1 us or half that"
@@ -193,24 +190,12 @@ def _write(folder: Path, table: str, rows: list[_Row], source: dict[str, Any]) -
     columns = {name: list(column) for name, column in zip(_KEYS[table], zip(*keys, strict=True), strict=True)}
     columns |= {"dtype": ["bf16"] * len(keys), "kernel": [kernels[key] for key in keys]}
     columns["time_us"] = [statistics.median(repeats[key]) for key in keys]
-    provenance = _provenance(_relative_error(list(repeats.values()))) | source
+    provenance = _provenance(relative_error(repeats.values())) | source
     write_table(folder / f"{table}.parquet", columns, provenance)
     return len(keys)
 
 
-def _relative_error(repeats: list[list[float]]) -> float | None:
-    """Return the pooled relative standard deviation of repeated measurements, or None if there are too few."""
-    freedom = sum(len(times) - 1 for times in repeats)
-    if freedom < _FEW:
-        return None
-    squares = 0.0
-    for times in repeats:
-        mean = statistics.fmean(map(math.log, times))
-        squares += sum((math.log(us) - mean) ** 2 for us in times)
-    return round(math.sqrt(squares / freedom), 6)
-
-
-def _provenance(relative_error: float | None) -> dict[str, Any]:
+def _provenance(error: float | None) -> dict[str, Any]:
     entry = {
         "project": "Vidur",
         "licence": "MIT",
@@ -222,4 +207,4 @@ def _provenance(relative_error: float | None) -> dict[str, Any]:
         "out: rows over several servers",
         "not_measured": _NOT_MEASURED,
     }
-    return entry if relative_error is None else {**entry, "relative_error": relative_error}
+    return entry if error is None else {**entry, "relative_error": error}

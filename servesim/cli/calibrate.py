@@ -115,6 +115,12 @@ VIDUR_EXAMPLE = "Example: servesim calibrate import vidur data/profiling --gpu a
 AICONFIGURATOR_EXAMPLE = (
     "Example: servesim calibrate import aiconfigurator aiconfigurator_core.whl --system h200_sxm --out tables/"
 )
+CSV_EXAMPLES = """
+\b
+Examples:
+  servesim calibrate import csv gemms.csv --op gemm --gpu my-card --out tables/
+  servesim run --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h100 --kernel-tables tables/
+"""
 _OUT = typer.Option("--out", metavar="DIR", help="Folder to write the tables to.")
 
 
@@ -167,6 +173,24 @@ def aiconfigurator(
     if version is not None:
         return _imported(lambda: import_older(package, system, framework, version, out), out)
     _imported(lambda: import_aiconfigurator(package, system, framework, out), out)
+
+
+@import_app.command("csv", epilog=CSV_EXAMPLES)
+def csv_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV file: one row per measured call.")],
+    op: Annotated[str, typer.Option(help="Operator that was measured, such as gemm or attention_decode.")],
+    out: Annotated[Path, _OUT],
+    dtype: Annotated[str, typer.Option(help="Format of rows without a column dtype.")] = "bf16",
+    gpu: Annotated[str, typer.Option(help="Name of the measured GPU, for the provenance.")] = "own",
+) -> None:
+    """Import times of one operator from a CSV file of your own.
+
+    The columns are those of the operator and time_us, for example m, n, k and time_us for gemm. Rows of the same call
+    are repeats.
+    """
+    from servesim.calibrate.importers.own import import_csv
+
+    _imported(lambda: import_csv(file, op, out, dtype, gpu), out)
 
 
 def _imported(convert: Callable[[], dict[str, int]], out: Path) -> None:
