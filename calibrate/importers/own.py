@@ -1,8 +1,8 @@
-"""Measurements of one's own: a CSV file with one operator's times as a kernel table.
+"""Kernel tables from measurements of one's own: a CSV file with one operator's times.
 
 A row is one call. Its columns are those of the operator (`NEEDED`; servesim.cost.tables says what they mean) and
-`time_us`, its time in microseconds on one GPU; `dtype` and `kernel` are optional. Rows of the same call are repeats: the
-table has their median, and their pooled spread is its repeat error. Other columns are ignored.
+`time_us`, its time in microseconds on one GPU; `dtype` and `kernel` are optional. Rows of the same call are repeats:
+the table has their median, and their pooled spread is its repeat error. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import statistics
 from pathlib import Path
+from typing import Any
 
 from servesim.calibrate.importers.columns import read_columns, relative_error
 from servesim.cost.tables import write_table
@@ -36,14 +37,14 @@ _MAY_BE_ZERO = ("past_tokens",)
 
 
 def import_csv(path: str | Path, op: str, out_dir: str | Path, dtype: str, gpu: str) -> dict[str, int]:
-    """Write the times of an operator as `<op>.parquet`; return the number of rows written, by file name. `dtype` is that
-    of rows without one, `gpu` what was measured. Raise UserError if columns are missing or a value is invalid."""
+    """Write the times of an operator as `<op>.parquet`; return the number of rows written, by file name. `dtype` is
+    that of rows without one, `gpu` what was measured. Raise UserError if columns are missing or a value is invalid."""
     source = Path(path)
     if op not in NEEDED:
         raise UserError(f"--op {op}: no such operator{suggest(op, NEEDED)} (known: {', '.join(NEEDED)})")
     keys = NEEDED[op]
     columns = read_columns(source, ("time_us",), keys, optional=("dtype", "kernel"))
-    calls: dict[tuple[str, ...], list[float]] = {}
+    calls: dict[tuple[Any, ...], list[float]] = {}  # by dtype and counts
     for row, us in enumerate(columns["time_us"]):
         counts = [columns[name][row] for name in keys]
         for name, count in zip(keys, counts, strict=True):
@@ -52,13 +53,12 @@ def import_csv(path: str | Path, op: str, out_dir: str | Path, dtype: str, gpu: 
         calls.setdefault((columns["dtype"][row] or dtype, *counts), []).append(us)
     if not calls:
         raise UserError(f"{source}: contains no rows")
-    found = {
-        name: list(values) for name, values in zip(("dtype", *keys), zip(*sorted(calls), strict=True), strict=True)
-    }
+    order = sorted(calls)
+    found: dict[str, list[object]] = {name: [call[i] for call in order] for i, name in enumerate(("dtype", *keys))}
     if op == "attention_decode":
         found["new_tokens"] = [1] * len(calls)
     found |= {"op": [op] * len(calls), "kernel": [columns["kernel"][0] or "own"] * len(calls)}
-    found["time_us"] = [statistics.median(calls[key]) for key in sorted(calls)]
+    found["time_us"] = [statistics.median(calls[call]) for call in order]
     write_table(Path(out_dir) / f"{op}.parquet", found, _provenance(source, gpu, relative_error(calls.values())))
     return {f"{op}.parquet": len(calls)}
 

@@ -46,8 +46,8 @@ class Segment:
             (shift, start, constant, slope, source)
             for (start, slope, constant, shift), source in zip(pieces, of_passes, strict=True)
         ]
-        """Of each pass: what is added to the sum of contexts, where its curve's segment begins, the time there plus a
-        half, its slope, and its source."""
+        """Line of each pass: the number added to the sum of contexts, the beginning of its curve's segment, the time
+        there plus a half, its slope, and its source."""
         self.knots = frozenset(start - shift for start, _, _, shift in pieces)
         """Context sums at which a pass is at a knot."""
         self.whole = all(start.is_integer() for start, *_ in pieces)

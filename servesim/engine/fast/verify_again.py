@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def tokens_again(core: FastCore, ctx: FastContext, step: Step | None) -> int:
-    """Return the maximum number of tokens of the plans that follow from this one, of the scheduler, while nobody waits:
-    they verify the drafts of its requests that have not ended, in the order of `running`. Return 0 if the scheduler
-    must make the next plan."""
+    """Return the maximum number of tokens of the plans that follow from this one of the scheduler while the queue is
+    empty: they verify the drafts of its requests that have not ended, in the order of `running`. Return 0 if the
+    scheduler must make the next plan."""
     speculator, plan = core.speculator, ctx.plan
     if step is None or not core.stands or not ctx.in_order or speculator is None or speculator.expands:
         return 0
