@@ -27,7 +27,7 @@ COMPILED = {
     "engine/fast": "acceptance_walk context core cost draft_leap leap lockstep lockstep_leap memory replica step"
     " verification",
     "engine/fast/kv": "growth lockstep_tables paged publishing",
-    "records": "recorder row spec_stats step",
+    "records": "numbers recorder row spec_stats step",
     "workload": "content front_end samples sessions streamed workload",
     "policies/kv": "_block_tables _extents _prefix_caching paged prefix_hash",
     "policies/scheduling": "_budget _prefill_adder _sglang_batch sglang vllm",

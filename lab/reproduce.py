@@ -202,10 +202,9 @@ def _print_list(console: Console, known: list[Experiment], as_json: bool) -> Non
     for one in known:
         table.add_row(one.name, one.group, one.claim, one.source)
     console.print(table)
-    refused = Table("claim that no experiment reruns", "why", box=None, header_style="bold")
+    console.print("claims that no experiment reruns:", style="bold")
     for claim, why in REFUSED.items():
-        refused.add_row(claim, why)
-    console.print(refused)
+        console.print(f"{claim}: {why}")
     told = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
     kept = f"the shipped record of {len(recorded())} of them"
     console.print(f"{len(known)} experiments; {sum(found.values())} claims in {kept}: {told}")

@@ -142,7 +142,7 @@ class Static(Scheduler):
     def on_arrival(self, request: Request) -> None:
         super().on_arrival(request)
         if self._delay_ns and self.timer is not None:
-            self._since[request] = self.timer.now
+            self._since[request] = self.timer.now()
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request]:
         gone = []

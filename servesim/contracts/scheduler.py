@@ -44,14 +44,12 @@ class Limits:
 
 
 class Timer(Protocol):
-    """Time of a replica, for schedulers that wait on purpose."""
+    """Time of a replica in simulated ns, for schedulers that wait on purpose. `wake_at` asks for a plan at a time; if a
+    step is in flight then, its end asks for one anyway."""
 
-    @property
-    def now(self) -> int:
-        """Simulated time in ns."""
+    def now(self) -> int: ...
 
-    def wake_at(self, ns: int) -> None:
-        """Ask for a plan at `ns`, unless a step is in flight then; the end of that step asks for one anyway."""
+    def wake_at(self, ns: int) -> None: ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -15,8 +15,9 @@ from servesim.contracts.profile import Profile
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import ReplicaState, Role
 from servesim.engine import remote_kv
-from servesim.engine.clock import CHANGE, COMPLETE, LOADED, PLAN, Clock
+from servesim.engine.clock import COMPLETE, LOADED, PLAN, Clock
 from servesim.engine.core import EngineCore
+from servesim.engine.timer import CoreTimer
 from servesim.errors import PolicyError
 from servesim.records.recorder import Recorder
 from servesim.records.step import Step
@@ -287,26 +288,3 @@ class Replica:
         if request.owner is None:
             self.recorder.leave(request, self.index)
         self.on_leave(request)
-
-
-class CoreTimer:
-    """Timer of a core's scheduler, void once the replica uses another core."""
-
-    def __init__(self, replica: Replica, core: EngineCore) -> None:
-        self._replica, self._core = replica, core
-        self._due = -1
-
-    @property
-    def now(self) -> int:
-        """Simulated time in ns."""
-        return self._replica.clock.ns
-
-    def wake_at(self, ns: int) -> None:
-        """Plan at `ns`, unless a step is in flight then."""
-        if ns != self._due:
-            self._due = ns
-            self._replica.clock.at(ns, CHANGE, self._wake)
-
-    def _wake(self, event: Event) -> None:
-        if self._replica.core is self._core:
-            self._replica.go_on()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from servesim.metrics.distribution import describe_counted
 from servesim.metrics.requests import per
 from servesim.records.columns import STEP_COLUMNS, Rows
-from servesim.records.recorder import counted
+from servesim.records.numbers import counted
 
 KINDS = ("prefill", "decode", "mixed")
 ORIGINS = ("measured", "interpolated", "extrapolated", "roofline")

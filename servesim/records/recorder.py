@@ -17,6 +17,7 @@ from servesim.contracts.cost import Sources, Times
 from servesim.contracts.request import Request
 from servesim.records.columns import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, Rows
 from servesim.records.draft_runs import LateRun, StepRun, late_rows, step_rows
+from servesim.records.numbers import Numbers, counted
 from servesim.records.row import Row
 from servesim.records.step import Late, Step
 
@@ -27,28 +28,6 @@ PUT_OFF = 1 << 17
 
 Build = Callable[[Any], tuple[Rows, list[int]]]
 """Function that returns the rows of several runs of steps, and the number of rows of each."""
-
-
-class Numbers:
-    """Buffer of 64-bit integers. They are added to `staged` and packed in batches, because packing one by one costs
-    five times as much."""
-
-    __slots__ = ("packed", "staged")
-
-    def __init__(self) -> None:
-        self.staged: list[int] = []
-        self.packed = array("q")
-
-    def pack(self) -> None:
-        """Pack the staged integers."""
-        self.packed.frombytes(np.fromiter(self.staged, np.int64, len(self.staged)).tobytes())
-        self.staged.clear()
-
-    def take(self, most: int | None = None) -> Rows:
-        """Remove and return the first `most` packed integers, or all of them."""
-        taken = self.packed[:most]
-        self.packed = self.packed[len(taken) :]
-        return np.frombuffer(taken, dtype=np.int64)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -319,11 +298,3 @@ class Recorder:
         none = np.empty(0, dtype=np.int64)
         ns, count = (np.concatenate(column) for column in zip((none, none), *self._pooled, strict=True))
         return counted(ns, count)
-
-
-def counted(values: Rows, counts: Rows) -> tuple[Rows, Rows]:
-    """Return the distinct values, ascending, and the sum of the counts of each."""
-    order = np.argsort(values, kind="stable")
-    values = values[order]
-    first = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))[: len(values)])
-    return values[first], np.add.reduceat(counts[order], first) if len(first) else counts

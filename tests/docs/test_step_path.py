@@ -16,7 +16,7 @@ from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from tests.support.documents import ROOT
 
-MOST_LINES = 5_004
+MOST_LINES = 4_996
 """Lines of the files listed. Lower it when they have become fewer."""
 PLAIN: dict[str, Any] = {
     "trace": "synth:rate=20,prompt=512,output=32",

@@ -106,16 +106,9 @@ def finished(found: Found, story: Story) -> None:
         for row in found.rows:
             row["cheapest"] = row is rows[0]
         document["answer"] = first_words(story.aim, rows[0], rows[1:])
-    document["workload"] = {**story.space.base, **_length(found, rows)}
+    document["workload"] = dict(story.space.base)
     document["recommendation"] = _recommendation(found, story, rows) if rows else None
     document["notes"].append(searched_words(_search(story)))
-
-
-def _length(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the number of requests in the runs of the first deployment, if the search chose it."""
-    requests = {v.label: v.settings.get("requests") for v in found.study.variants}
-    first = rows[0]["label"] if rows else next(iter(requests))
-    return {"requests": requests[first]} if requests[first] else {}
 
 
 def _ranked(rows: Sequence[Row], story: Story) -> list[Row]:

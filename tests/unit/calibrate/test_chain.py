@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -165,16 +164,17 @@ def test_an_interrupt_ends_the_part_that_runs(tmp_path: Path) -> None:
         "from pathlib import Path; from servesim.calibrate.chain import Chain, Stage\n"
         f"chain = Chain(Path({str(tmp_path / 'c')!r}), [Stage('one', '', ('models', '--help'), ())])\n"
         "import sys, subprocess; real = subprocess.Popen\n"
-        "sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "up = 'import sys, time; print(1, file=sys.stderr, flush=True); time.sleep(1000)'\n"
+        "sleeper = [sys.executable, '-c', up]\n"
         "subprocess.Popen = lambda command, **more: real(sleeper, **more)\n"
         "with chain.claimed(): chain.run()\n"
     )
-    running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stdout is not None
-    running.stdout.readline()
-    time.sleep(0.5)
-    os.kill(running.pid, signal.SIGINT)
-    running.communicate(timeout=30)
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        while running.stderr.readline() not in ("1\n", ""):
+            pass  # until the part runs
+        os.kill(running.pid, signal.SIGINT)
+        running.communicate(timeout=600)
     with Chain(tmp_path / "c", []).claimed():
         pass  # nobody holds the folder
 

@@ -127,7 +127,7 @@ def test_an_edited_scenario_that_cannot_be_run_is_one_line(tmp_path: Path, old: 
     assert text.count(old) == 1
     (tmp_path / "memory.yaml").write_text(text.replace(old, new))
     with pytest.raises(UserError, match=r"memory.yaml: the experiment cannot run on it: (KeyError|ValueError)"):
-        run(EXPERIMENT, tmp_path)
+        run(EXPERIMENT, tmp_path, lambda name, row: None)
 
 
 @pytest.mark.slow
