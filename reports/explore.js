@@ -14,21 +14,6 @@ let kept = []; // states of runs beside this one
 const stateNow = () => Object.fromEntries(controls.filter((c) => c.value !== c.dataset.base).map((c) => [c.dataset.key, c.value]));
 const asText = (state) => new URLSearchParams(Object.entries(state).sort()).toString();
 
-// a slider stands for the number beside it
-const sliderOf = (control) => control.parentElement.querySelector("input[type=range]");
-
-function placed(slider, value) {
-  const [low, high] = [+slider.dataset.low, +slider.dataset.high];
-  const share = slider.dataset.scale === "log" ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
-  if (Number.isFinite(share)) slider.value = Math.round(share * slider.max);
-}
-
-function valueOf(slider) {
-  const [low, high, share] = [+slider.dataset.low, +slider.dataset.high, slider.value / slider.max];
-  const value = slider.dataset.scale === "log" ? low * (high / low) ** share : low + (high - low) * share;
-  return String("whole" in slider.dataset ? Math.round(value) : Number(value.toPrecision(3)));
-}
-
 function put(state) {
   for (const control of controls) {
     control.value = state[control.dataset.key] ?? control.dataset.base;

@@ -2,20 +2,10 @@
 // (#kv.tokens=32768&speculation.alpha=0.6).
 
 const controlsOf = (section) => all("[data-key]", section);
-const sliderOf = (control) => control.parentElement.querySelector("input[type=range]");
 const isNumber = (control) => Boolean(sliderOf(control));
 
-function valueAtSlider(slider) {
-  const [low, high, part] = [+slider.dataset.low, +slider.dataset.high, slider.value / slider.max];
-  const value = slider.dataset.scale === "log" ? low * (high / low) ** part : low + (high - low) * part;
-  return "whole" in slider.dataset ? Math.round(value) : Number(value.toFixed(2));
-}
-
 function move(control) {
-  const slider = sliderOf(control);
-  if (!slider) return;
-  const [low, high, value] = [+slider.dataset.low, +slider.dataset.high, Number(control.value)];
-  slider.value = slider.max * (slider.dataset.scale === "log" ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low));
+  if (isNumber(control)) placed(sliderOf(control), Number(control.value));
 }
 
 function valuesOf(section) {
@@ -100,7 +90,7 @@ for (const section of sections) {
       show(section);
     });
     sliderOf(control)?.addEventListener("input", (event) => {
-      control.value = valueAtSlider(event.target);
+      control.value = valueOf(event.target);
       written();
       show(section);
     });

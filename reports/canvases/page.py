@@ -17,6 +17,13 @@ def canvases_page(model: str, gpu: str) -> Page:
         f"Serving by hand: {len(found)} formulas with sliders",
         "What simulations do step by step, for one step or one sequence",
         values={"canvases": found, "data": Markup(data())},
-        scripts=("page.js", "zoom.js", "canvases/formulas.js", "canvases/chart.js", "canvases/controls.js"),
+        scripts=(
+            "page.js",
+            "zoom.js",
+            "sliders.js",
+            "canvases/formulas.js",
+            "canvases/chart.js",
+            "canvases/controls.js",
+        ),
         styles=("style.css", "explore.css", "canvases/canvases.css"),
     )

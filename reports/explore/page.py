@@ -32,7 +32,7 @@ def explore_page(
         title,
         subtitle,
         values={"groups": groups, "variants": list(variants)},
-        scripts=("page.js", "zoom.js", "explore.js"),
+        scripts=("page.js", "zoom.js", "sliders.js", "explore.js"),
         styles=("style.css", "explore.css"),
     )
 

@@ -18,7 +18,7 @@ from tests.support.pages import assert_sound, script_of
 from tests.unit.reports.test_browser import CHROMIUM, opened
 
 in_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine: pages are not opened in a browser")
-SCRIPT = script_of("page", "zoom", "canvases/formulas", "canvases/chart", "canvases/controls")
+SCRIPT = script_of("page", "zoom", "sliders", "canvases/formulas", "canvases/chart", "canvases/controls")
 
 
 @pytest.mark.parametrize("name", plain_models())

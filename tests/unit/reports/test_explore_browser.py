@@ -162,7 +162,7 @@ BAD = """
 def test_a_bad_value_is_a_line_in_place_of_the_picture(desk: Desk, tmp_path: Path) -> None:
     with browser(desk.address, tmp_path / "profile"):
         said, _, _ = desk.told.get(timeout=120).partition("\n")
-    assert said == "Rate: -3 is not within 0.001 and 100000|false|0|true|true"
+    assert said == "Rate: -3 is not between 0.001 and 100000|false|0|true|true"
 
 
 STAY = """
