@@ -163,7 +163,8 @@ def test_an_interrupt_ends_the_part_that_runs(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from servesim.calibrate.chain import Chain, Stage\n"
         f"chain = Chain(Path({str(tmp_path / 'c')!r}), [Stage('one', '', ('models', '--help'), ())])\n"
-        "import sys, subprocess; real = subprocess.Popen\n"
+        "import signal, sys, subprocess; real = subprocess.Popen\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell's background jobs ignore
         "up = 'import sys, time; print(1, file=sys.stderr, flush=True); time.sleep(1000)'\n"
         "sleeper = [sys.executable, '-c', up]\n"
         "subprocess.Popen = lambda command, **more: real(sleeper, **more)\n"
