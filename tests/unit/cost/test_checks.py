@@ -15,8 +15,9 @@ from servesim.cost.checks import checked
 from servesim.cost.grid import HeadShape
 from servesim.cost.tables import KEY_COLUMNS, write_table
 from servesim.errors import UserError
+from servesim.hardware import Gpu, gpu_names
 
-SHIPPED = ("a100", "h100", "h200", "l40s", "rtx-pro-6000")
+SHIPPED = sorted({tables for name in gpu_names() if (tables := Gpu.load(name).tables) is not None})
 
 
 def gemms(path: Path, times: list[float], m: list[int] | None = None) -> KernelTables:

@@ -11,10 +11,10 @@ import servesim
 from servesim.cost import KernelTables
 from servesim.cost.suspect import slow_collectives
 from servesim.cost.tables import write_table
-from servesim.hardware import Gpu
+from servesim.hardware import Gpu, gpu_names
 from servesim.metrics.steps import StepTotals
 
-SHIPPED = ("a100", "h100", "h200", "l40s", "rtx-pro-6000")
+SHIPPED = sorted({tables for name in gpu_names() if (tables := Gpu.load(name).tables) is not None})
 
 
 def run(**settings: Any) -> dict[str, Any]:
@@ -62,7 +62,8 @@ def test_an_all_reduce_no_server_can_be_so_slow_at_is_noted_where_it_is_used() -
 
 def test_collectives_of_sound_servers_are_not_suspect() -> None:
     suspect = {gpu: slow_collectives(KernelTables.load(gpu), Gpu.load(gpu)) for gpu in SHIPPED}
-    assert {gpu for gpu, lines in suspect.items() if lines} == {"l40s"}
+    assert {gpu for gpu, lines in suspect.items() if lines} == {"gb200", "l40s"}
+    assert [line.split(" reaches")[0] for line in suspect["gb200"]] == ["all_reduce over 2 GPUs"]
     assert [line.split(" reaches")[0] for line in suspect["l40s"]] == [
         "all_reduce over 4 GPUs",
         "all_reduce over 8 GPUs",

@@ -14,10 +14,10 @@ from servesim.cost.curve import MEASURED, Curve
 from servesim.cost.host import HostTerms
 from servesim.cost.model import TableCostModel
 from servesim.errors import UserError
-from servesim.hardware import Gpu, ModelSpec
+from servesim.hardware import Gpu, ModelSpec, gpu_names
 from servesim.hardware.model import bundled_models
 
-GPUS = ("a100", "h100", "h200", "l40s", "rtx-pro-6000")
+GPUS = sorted({tables for name in gpu_names() if (tables := Gpu.load(name).tables) is not None})
 TOKENS = sorted(
     {*range(1, 34), *range(40, 257, 8), *range(224, 253, 7), *range(256, 1025, 32), *range(1024, 8193, 512)}
 )

@@ -16,8 +16,9 @@ from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
 from servesim.cost import KernelTables
 from servesim.cost.tables import write_table
 from servesim.errors import UserError
+from servesim.hardware import Gpu, gpu_names
 
-SHIPPED = ("a100", "h100", "h200", "l40s", "rtx-pro-6000")
+SHIPPED = sorted({tables for name in gpu_names() if (tables := Gpu.load(name).tables) is not None})
 
 
 @pytest.mark.parametrize("gpu", SHIPPED)
@@ -36,7 +37,8 @@ def test_shipped_tables_hold_what_a_dense_decoder_needs(gpu: str) -> None:
     for op in ("gemm", "attention_prefill", "attention_decode", "all_reduce", "all_gather"):
         rows = tables.rows(op, "bf16")
         assert rows["time_us"].min() > 0
-    assert set(tables.rows("all_reduce", "bf16")["gpus"].tolist()) == {2, 4, 8}
+    of_nodes = {"gb200": {2, 4}, "gb300": {2, 4, 8, 16}}
+    assert set(tables.rows("all_reduce", "bf16")["gpus"].tolist()) == of_nodes.get(gpu, {2, 4, 8})
     assert {"fp8", "fp8_block"} <= set(tables.dtypes("gemm")) or gpu == "a100"
 
 
