@@ -72,8 +72,8 @@ class _Scenario(Section):
     """Model: a bundled name, a Hugging Face id or a config.json. Suffixes of an id such as -FP8 and -AWQ set the dtype.
     Keys of the config may be changed: `model.num_hidden_layers`, or `NAME:num_hidden_layers=4`."""
     gpu: Annotated[str, COMMON]
-    """GPU: a name or a YAML data sheet. `servesim gpus` lists them, and which of them are priced by measured
-    kernels and which by formula. Parts of the sheet may be changed, such as
+    """GPU: a name or a YAML data sheet. The names, and whether measured kernels or formulas price each, are
+    listed by `servesim gpus`. Parts of the sheet may be changed, such as
     `gpu.memory_bytes` and `gpu.flops.bf16`."""
     requests: Annotated[int | None, COMMON] = Field(default=None, ge=1, le=100_000_000)
     """Number of requests to replay. None means the whole trace, or the default number of a preset or synthetic

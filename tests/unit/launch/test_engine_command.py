@@ -20,6 +20,7 @@ from tests.support.launched import scenarios
 BASE = {"trace": "synth:rate=1", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "h100", "preset": "vllm"}
 
 
+@pytest.mark.feature("data_parallel")
 @given(scenarios())
 def test_a_command_and_its_lost_settings_mean_the_same_scenario(settings: dict[str, Any]) -> None:
     written = command(settings)
@@ -56,6 +57,8 @@ def test_a_scenario_is_written_as_its_engine_takes_it(settings: dict[str, Any], 
     assert command(BASE | settings).text == text.format(BASE["model"])
 
 
+@pytest.mark.feature("data_parallel")
+@pytest.mark.feature("data_parallel")
 @pytest.mark.parametrize(
     ("settings", "text"),
     [

@@ -28,6 +28,7 @@ def held(settings: dict[str, Any], form: str) -> dict[str, Any]:
     return _read(forms.resolve(form)[0](), text, form)
 
 
+@pytest.mark.feature("data_parallel")
 @given(st.data())
 def test_every_form_that_holds_a_scenario_is_read_as_the_same_scenario(data: st.DataObject) -> None:
     settings = data.draw(scenarios() | apart())

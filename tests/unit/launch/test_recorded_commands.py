@@ -29,6 +29,7 @@ def test_a_recorded_command_has_no_unknown_flags_but_those_listed(row: dict[str,
     assert sorted(names) == sorted(row.get("unknown", []))
 
 
+@pytest.mark.feature("data_parallel")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["source"].rpartition("://")[2])
 def test_a_recorded_command_is_written_with_the_same_settings(row: dict[str, Any]) -> None:
     settings = served(row["command"]).settings

@@ -30,7 +30,13 @@ async def _read(stream: Stream) -> None:
         await stream.take()
 
 
-@pytest.mark.parametrize("name", DEPLOYMENTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.feature("data_parallel")) if name == "ranks" else name
+        for name in DEPLOYMENTS
+    ],
+)
 def test_requests_that_have_left_are_forgotten(name: str) -> None:
     loop = VirtualLoop()
     driver = Driver(Scenario.of(DEPLOYMENTS[name]))

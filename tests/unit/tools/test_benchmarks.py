@@ -14,7 +14,10 @@ from servesim.run.scenario import Scenario
 STORED = json.loads(RESULTS.read_text())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.feature("data_parallel")) if name == "dp-2" else name for name in CASES],
+)
 def test_every_case_is_a_scenario(name: str) -> None:
     Scenario.of({"trace": "file", **BASE, **CASES[name].settings})
 
