@@ -58,7 +58,6 @@ def test_a_scenario_is_written_as_its_engine_takes_it(settings: dict[str, Any], 
 
 
 @pytest.mark.feature("data_parallel")
-@pytest.mark.feature("data_parallel")
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -75,6 +74,7 @@ def test_ranks_of_a_model_with_experts_are_counted_as_each_engine_does(settings:
     assert set(written.lost) == {"trace", "gpu"}
 
 
+@pytest.mark.feature("data_parallel")
 def test_ranks_of_a_model_without_experts_are_written_and_read_as_replicas() -> None:
     written = command(BASE | {"dp": 2})
     assert written.text == f"vllm serve {BASE['model']} --data-parallel-size 2"

@@ -402,13 +402,13 @@ def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> 
         Admin(token)
 
 
-@pytest.mark.feature("data_parallel")
 def test_a_server_without_a_token_has_no_such_pages() -> None:
     app = App(lambda: Driver(Scenario.of(ONE)), lambda row: 30, "m")
     status, found = asyncio.run(Operator(app).ask(""))
     assert (status, found["error"]["message"]) == (404, "GET /admin is not served")
 
 
+@pytest.mark.feature("data_parallel")
 def test_the_crash_of_one_rank_takes_the_others_of_its_replica() -> None:
     async def acts(operator: Operator, driver: Driver, seen: Seen) -> Any:
         await operator.do("crash", replica=1)
