@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -68,76 +69,90 @@ def canvases(model: str, gpu: str) -> tuple[Canvas, ...]:
     first = plain_models()[model if model in models else "llama-3.1-8b"]
     chosen = Choice("model", "Model", models, first["name"])
     bought = Choice("gpu", "GPU", gpus, gpu if gpu in gpus else "h100")
-    return (
-        Canvas(
-            "kv",
-            "How much memory does the KV cache take?",
-            (
-                chosen,
-                Slider("layers", "Layers", 1, 130, first["layers"]),
-                Slider("kv_heads", "KV heads", 1, 128, first["kv_heads"]),
-                Slider("head_dim", "Head size", 16, 256, first["head_dim"]),
-                Choice("kv_dtype", "KV values", ("bf16", "fp8"), "bf16"),
-                Slider("tokens", "Tokens per sequence", 128, 131072, 4096, logarithmic=True),
-                Slider("sequences", "Sequences", 1, 1024, 16, logarithmic=True),
-                bought,
-                Slider("gpus", "GPUs", 1, 16, 1),
-            ),
-            "A token keeps 2 (key and value) × layers × KV heads × head size values. The memory for KV is 90 % of the "
-            "GPUs' memory less the model's bf16 weights; servesim size subtracts activations and CUDA graphs, too. "
-            "Models with windows, latent attention or states are not among the choices: servesim size has them.",
+    return (_kv(chosen, bought, first), _speculation(), _roofline(chosen, bought), _attention(bought), _quantization())
+
+
+def _kv(chosen: Choice, bought: Choice, first: Mapping[str, Any]) -> Canvas:
+    return Canvas(
+        "kv",
+        "How much memory does the KV cache take?",
+        (
+            chosen,
+            Slider("layers", "Layers", 1, 130, first["layers"]),
+            Slider("kv_heads", "KV heads", 1, 128, first["kv_heads"]),
+            Slider("head_dim", "Head size", 16, 256, first["head_dim"]),
+            Choice("kv_dtype", "KV values", ("bf16", "fp8"), "bf16"),
+            Slider("tokens", "Tokens per sequence", 128, 131072, 4096, logarithmic=True),
+            Slider("sequences", "Sequences", 1, 1024, 16, logarithmic=True),
+            bought,
+            Slider("gpus", "GPUs", 1, 16, 1),
         ),
-        Canvas(
-            "speculation",
-            "How many tokens should a draft have?",
-            (
-                Slider("alpha", "Acceptance rate alpha", 0, 1, 0.8, whole=False),
-                Slider("k", "Draft tokens k", 0, 16, 4),
-                Slider("c", "Cost c of a draft token, in target steps", 0, 1, 0.05, whole=False),
-            ),
-            "A step yields (1 - alpha^(k + 1)) / (1 - alpha) tokens and costs 1 + k c target steps (Leviathan et al. "
-            "2023, Theorem 3.8). It holds where verifying k + 1 tokens costs no more than one: with few sequences, "
-            "left of the ridge of the roofline below.",
+        "A token keeps 2 (key and value) × layers × KV heads × head size values. The memory for KV is 90 % of the "
+        "GPUs' memory less the model's bf16 weights; servesim size subtracts activations and CUDA graphs, too. "
+        "Models with windows, latent attention or states are not among the choices: servesim size has them.",
+    )
+
+
+def _speculation() -> Canvas:
+    return Canvas(
+        "speculation",
+        "How many tokens should a draft have?",
+        (
+            Slider("alpha", "Acceptance rate alpha", 0, 1, 0.8, whole=False),
+            Slider("k", "Draft tokens k", 0, 16, 4),
+            Slider("c", "Cost c of a draft token, in target steps", 0, 1, 0.05, whole=False),
         ),
-        Canvas(
-            "roofline",
-            "Is a step bound by compute or by memory?",
-            (
-                chosen,
-                bought,
-                Slider("sequences", "Sequences that decode", 1, 2048, 16, logarithmic=True),
-                Slider("context", "Tokens of context each", 1, 131072, 1024, logarithmic=True),
-                Slider("prompt", "Tokens of a prompt", 1, 131072, 1024, logarithmic=True),
-            ),
-            "A step takes at least the larger of FLOPs / peak and bytes / bandwidth of the data sheet (bf16, one "
-            "GPU), with weights and KV read once. Real kernels take longer: servesim roofline shows by how much.",
+        "A step yields (1 - alpha^(k + 1)) / (1 - alpha) tokens and costs 1 + k c target steps (Leviathan et al. "
+        "2023, Theorem 3.8). It holds where verifying k + 1 tokens costs no more than one: with few sequences, "
+        "left of the ridge of the roofline below.",
+    )
+
+
+def _roofline(chosen: Choice, bought: Choice) -> Canvas:
+    return Canvas(
+        "roofline",
+        "Is a step bound by compute or by memory?",
+        (
+            chosen,
+            bought,
+            Slider("sequences", "Sequences that decode", 1, 2048, 16, logarithmic=True),
+            Slider("context", "Tokens of context each", 1, 131072, 1024, logarithmic=True),
+            Slider("prompt", "Tokens of a prompt", 1, 131072, 1024, logarithmic=True),
         ),
-        Canvas(
-            "attention",
-            "What does FlashAttention save?",
-            (
-                Slider("tokens", "Tokens n", 64, 1048576, 8192, logarithmic=True),
-                Slider("heads", "Heads", 1, 128, 32),
-                Slider("head_dim", "Head size d", 16, 256, 128),
-                bought,
-            ),
-            "One layer in bf16. Written out, the scores are heads × n² values; FlashAttention keeps a tile of them "
-            "on the chip and stores queries, keys, values and outputs: 4 × heads × n × d. Both compute the same "
-            "4 × heads × n² × d FLOPs.",
+        "A step takes at least the larger of FLOPs / peak and bytes / bandwidth of the data sheet (bf16, one "
+        "GPU), with weights and KV read once. Real kernels take longer: servesim roofline shows by how much.",
+    )
+
+
+def _attention(bought: Choice) -> Canvas:
+    return Canvas(
+        "attention",
+        "What does FlashAttention save?",
+        (
+            Slider("tokens", "Tokens n", 64, 1048576, 8192, logarithmic=True),
+            Slider("heads", "Heads", 1, 128, 32),
+            Slider("head_dim", "Head size d", 16, 256, 128),
+            bought,
         ),
-        Canvas(
-            "quantization",
-            "What does rounding do to weights?",
-            (
-                Text("weights", "Weights", "0.12, -0.53, 0.31, 0.02, -0.08, 0.27, 1.9, -0.41"),
-                Slider("bits", "Bits", 2, 8, 4),
-                Slider("group", "Weights that share a scale", 1, 128, 8),
-                Choice("scheme", "Scheme", ("symmetric", "with a zero point"), "symmetric"),
-            ),
-            "Symmetric: scale = max |w| / (2^(bits - 1) - 1), q = round(w / scale). With a zero point: scale = "
-            "(max - min) / (2^bits - 1) over a range that includes 0, q = round(w / scale) + zero. Scales are bf16. "
-            "One outlier makes its whole group coarse: try a group of 4.",
+        "One layer in bf16. Written out, the scores are heads × n² values; FlashAttention keeps a tile of them "
+        "on the chip and stores queries, keys, values and outputs: 4 × heads × n × d. Both compute the same "
+        "4 × heads × n² × d FLOPs.",
+    )
+
+
+def _quantization() -> Canvas:
+    return Canvas(
+        "quantization",
+        "What does rounding do to weights?",
+        (
+            Text("weights", "Weights", "0.12, -0.53, 0.31, 0.02, -0.08, 0.27, 1.9, -0.41"),
+            Slider("bits", "Bits", 2, 8, 4),
+            Slider("group", "Weights that share a scale", 1, 128, 8),
+            Choice("scheme", "Scheme", ("symmetric", "with a zero point"), "symmetric"),
         ),
+        "Symmetric: scale = max |w| / (2^(bits - 1) - 1), q = round(w / scale). With a zero point: scale = "
+        "(max - min) / (2^bits - 1) over a range that includes 0, q = round(w / scale) + zero. Scales are bf16. "
+        "One outlier makes its whole group coarse: try a group of 4.",
     )
 
 
