@@ -246,7 +246,7 @@ class TableCostModel(CostModel):
         """Return the ns, and those by source, of the experts' work on the tokens of all ranks: in each stage of the
         target's pass, and in each pass of a draft model that has experts."""
         drafting, count = self._drafting, len(ranks)
-        prompts = any(batch.prefill for batch in ranks)
+        prompts = any([batch.prefill for batch in ranks])
         tokens = [self._tokens(batch) for batch in ranks]
         joint = [(mixture, prompts, sum(tokens) if prompts else max(tokens) * count) for mixture in self._mixtures]
         if drafting is not None and drafting.mixture is not None:
@@ -255,10 +255,7 @@ class TableCostModel(CostModel):
                 tokens = [max(self._tokens(own[i]), 1) if i < len(own) else 1 for own in passes]
                 mixed = prompts and i == 0
                 joint.append((drafting.mixture, mixed, sum(tokens) if mixed else max(tokens) * count))
-        return [
-            (mixture.prompts if mixed else mixture.decoding).cost(Batch(of_all), of_all)
-            for mixture, mixed, of_all in joint
-        ]
+        return [(mixture.prompts if mixed else mixture.decoding).cost_of(of_all) for mixture, mixed, of_all in joint]
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """Return a decode run; see `RunCost.decode_run`."""

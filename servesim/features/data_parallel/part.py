@@ -174,7 +174,7 @@ class Group:
         rounds, now = self._rounds, self._clock.ns
         while len(rounds) < self._depth:
             steps = [self._plan_of(rank, now) for rank in self.ranks]
-            if any(step is not None for step in steps):
+            if any(steps):
                 self._run(steps, now)
             elif rounds or self._stops():
                 break
@@ -216,9 +216,11 @@ class Group:
         batches = [step.batch if step is not None else None for step in steps]
         prices = self._by_rank(lambda cost: cost.prices(batches))
         free = max(now, self._free_ns[0])
-        start = max(free, *(rank.core.not_before_ns for rank in self.ranks))
-        computed = self._computed(batches, prices, start)
-        end = max(self._moved(rank, step, free, start, computed) for rank, step in zip(self.ranks, steps, strict=True))
+        start = max([free, *[rank.core.not_before_ns for rank in self.ranks]])
+        end = computed = self._computed(batches, prices, start)
+        for rank, step in zip(self.ranks, steps, strict=True):
+            if start > free or rank.core.connector is not None:
+                end = max(end, self._moved(rank, step, free, start, computed))
         self._free_ns[-1] = end
         for step, price in zip(steps, prices, strict=True):
             if step is None:
@@ -241,7 +243,7 @@ class Group:
     def _computed(self, batches: Sequence[Batch | None], prices: Sequence[Price], start: int) -> int:
         """Return when the slowest rank has computed its part of a step that begins at `start`; on each of several
         pipeline stages, ranks wait for each other."""
-        ns, free = max(price.ns for price in prices), self._free_ns
+        ns, free = max([price.ns for price in prices]), self._free_ns
         if ns < 1:
             raise PolicyError(f"cost model: a step of {len(prices)} ranks takes {ns} ns")
         if len(free) == 1:
