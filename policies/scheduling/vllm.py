@@ -203,13 +203,12 @@ class Vllm(Scheduler):
             self._pop_head()
             self.running.append(request)
             if owed is not None:
-                owed += (self._short(request) if _begun(request) else 0) - waited
+                owed += sum([self._short(r) for r in _begun([request])]) - waited
             budget.take(new)
 
     def _owed(self, ctx: PlanContext) -> int:
         """Return the slots that prompts in progress, locally or remotely, still need."""
-        begun = [r for r in self.running if _begun(r)]
-        return sum(self._short(r) for r in [*begun, *ctx.fetched] if r.state < State.FINISHED)
+        return sum([self._short(r) for r in [*_begun(self.running), *ctx.fetched] if r.state < State.FINISHED])
 
     def _short(self, request: Request) -> int:
         """Return the slots that a prompt needs beyond those it has, in whole blocks."""
@@ -312,9 +311,9 @@ class Vllm(Scheduler):
         heapq.heappush(self._heap, (request.priority, request.arrival_ns, request.name, request.row, request))
 
 
-def _begun(request: Request) -> bool:
-    """Return whether a running request may still compute its prompt."""
-    return request.first_token_ns < 0 or request.num_preemptions > 0 or request.num_migrations > 0
+def _begun(requests: list[Request]) -> list[Request]:
+    """Return those of some running requests that may still compute their prompts."""
+    return [r for r in requests if r.first_token_ns < 0 or r.num_preemptions > 0 or r.num_migrations > 0]
 
 
 schedulers.register("vllm")(Vllm)

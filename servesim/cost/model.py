@@ -246,7 +246,7 @@ class TableCostModel(CostModel):
         """Return the ns, and those by source, of the experts' work on the tokens of all ranks: in each stage of the
         target's pass, and in each pass of a draft model that has experts."""
         drafting, count = self._drafting, len(ranks)
-        prompts = any([batch.prefill for batch in ranks])
+        prompts = any(batch.prefill for batch in ranks)
         tokens = [self._tokens(batch) for batch in ranks]
         joint = [(mixture, prompts, sum(tokens) if prompts else max(tokens) * count) for mixture in self._mixtures]
         if drafting is not None and drafting.mixture is not None:

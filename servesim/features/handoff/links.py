@@ -146,12 +146,13 @@ class Links(Wire):
 
     def _share(self) -> None:
         """Assign every flow its fair rate, and wait for the first flow to end."""
+        self._awaited = None
+        if not self._flows:
+            return
         for flow, rate in zip(self._flows, fair_shares([f.ends for f in self._flows], self._capacity), strict=True):
             flow.rate = rate
-        self._awaited = None
-        if self._flows:
-            ns = max(min(-(-flow.left // flow.rate) for flow in self._flows), 0)
-            self._awaited = self.clock.at(self.clock.ns + ns, LOADED, self._ended)
+        ns = max(min([-(-flow.left // flow.rate) for flow in self._flows]), 0)
+        self._awaited = self.clock.at(self.clock.ns + ns, LOADED, self._ended)
 
     def _ended(self, event: Event) -> None:
         if event is not self._awaited:
@@ -170,7 +171,7 @@ def fair_shares(flows: Sequence[tuple[int, int]], capacity: Mapping[int, int]) -
     with the smallest share per flow fixes the rates of its flows; the step is then repeated with the remaining flows
     and capacity (progressive filling)."""
     if len(flows) == 1:
-        return [max(min(capacity[end] for end in flows[0]), 1)]
+        return [max(min([capacity[end] for end in flows[0]]), 1)]
     left = dict(capacity)
     users: dict[int, list[int]] = {}
     for i, ends in enumerate(flows):
