@@ -32,11 +32,25 @@ def recommend(
     scenarios: Files = None,
     gpus: Annotated[
         int | None,
-        typer.Option(help="Find the highest rate of N GPUs instead of the lowest price.", rich_help_panel=COMMON),
+        typer.Option(
+            help="Find the highest rate of N GPUs instead of the lowest price or, with --rate, the least latency.",
+            rich_help_panel=COMMON,
+        ),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Find the highest rate for these dollars per hour instead of the lowest price."),
+        typer.Option(
+            help="Find the highest rate for these dollars per hour instead of the lowest price or, with --rate, the "
+            "least latency."
+        ),
+    ] = None,
+    latency: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Latency to minimize with --rate and --budget or --gpus: p99 of ttft, tpot or e2el. By default, the "
+            "first of these that has a limit.",
+        ),
     ] = None,
     forms: Annotated[
         str | None,

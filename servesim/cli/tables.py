@@ -61,9 +61,10 @@ def _first(found: Mapping[str, Any]) -> str:
     return found["divergence_text"] if found["divergence"] is not None else "none"
 
 
-def _workload(workload: Mapping[str, Any]) -> str:
+def _workload(workload: Mapping[str, Any], requests: int | None = None) -> str:
+    requests = workload.get("requests") or requests
     parts = [title(str(workload.get("trace", "")))]
-    parts += [f"{workload['requests']:,} requests"] if workload.get("requests") else []
+    parts += [f"{requests:,} requests"] if requests else []
     parts += [rate_words(workload["rate"])] if workload.get("rate") else []
     parts += [f"{workload[key]}" for key in ("model", "gpu") if workload.get(key)]
     return ", ".join(filter(None, parts))
@@ -165,7 +166,7 @@ def print_capacity(document: Mapping[str, Any], out: Path | None, verbose: bool 
     requests within the SLO, and what could change the decision; `verbose`: also all notes."""
     console = open_console()
     how, repeats = document["settings"], document["replicates"]
-    console.print(_workload(document["workload"]), style="bold")
+    console.print(_workload(document["workload"], document.get("requests")), style="bold")
     console.print(document["answer"], style="bold")
     windows = ""
     if "window_minutes" in how:
@@ -231,6 +232,7 @@ def _capacity_row(row: Mapping[str, Any]) -> list[str]:
     interval = "" if low is None else f"{number(low)} to {number(high)}"
     carries, low_usd = row["verdict"] == "carries", row["usd_per_hour_low"]
     words = [word for word in ("cheapest", "pareto") if row[word]] if carries else [row["verdict"]]
+    best = "least latency" if row.get("latency") else "cheapest"
     figures = (row["usd_per_hour"], values["usd_per_million_tokens"])
     return [
         row["label"] or "this",
@@ -240,7 +242,7 @@ def _capacity_row(row: Mapping[str, Any]) -> list[str]:
         "" if row["best_attainment"] is None else percent(row["best_attainment"]),
         valued(values["ttft_p99"], "ms") if carries else "",
         *(number(figure) if carries or low_usd is not None else "" for figure in figures),
-        ", ".join(words).replace("pareto", "Pareto"),
+        ", ".join(words).replace("pareto", "Pareto").replace("cheapest", best),
     ]
 
 

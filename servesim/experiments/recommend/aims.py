@@ -38,6 +38,8 @@ class PricePerRequest:
     name = "price per request"
     traffic = False
     """Whether the highest rate is searched, whatever it costs."""
+    metric = ""
+    """Latency that is minimized, or none for a price."""
 
     def cost(self, v: Variant) -> float:
         """Return the cost that is divided by the rate: dollars per hour."""
@@ -109,6 +111,10 @@ class MostTraffic(_Rate):
     def replicas(self, v: Variant) -> int | None:
         return self.gpus // gpus_of(v)
 
+    def within(self, gpus: int, usd: float) -> bool:
+        """Return whether so many GPUs, at dollars per hour, are no more than these."""
+        return gpus <= self.gpus
+
     def __str__(self) -> str:
         return f"{self.gpus} GPU{'s' * (self.gpus > 1)}"
 
@@ -123,8 +129,12 @@ class MostForBudget(_Rate):
     def replicas(self, v: Variant) -> int | None:
         return int(self.usd / replica_usd_of(v.settings) + 1e-9)
 
+    def within(self, gpus: int, usd: float) -> bool:
+        """Return whether so many GPUs, at dollars per hour, cost no more than the budget."""
+        return usd <= self.usd * (1 + 1e-9)
+
     def admits(self, v: Variant, head: Variant) -> bool:
-        return usd_of(v.settings) <= self.usd * (1 + 1e-9)
+        return self.within(0, usd_of(v.settings))
 
     def __str__(self) -> str:
         return f"${self.usd:,.2f}/h"
@@ -159,6 +169,37 @@ class PriceForRate(PricePerRequest):
 
     def search(self, v: Variant, load: float, tolerance: float) -> RateSearch | NearSearch:
         return NearSearch(max(int(load), 1), self.most)
+
+
+@dataclass(frozen=True)
+class LeastLatency(PricePerRequest):
+    """Least latency at a rate, of deployments within a number of GPUs or a budget. Here a price is a latency in ms, and
+    the only load is the rate."""
+
+    most: MostTraffic | MostForBudget
+    """What may be spent."""
+    rate: float
+    """Requests/s of the question."""
+    metric: str = "ttft_p99"
+    name = "least latency for the price"
+
+    def replicas(self, v: Variant) -> int | None:
+        return self.most.replicas(v)
+
+    def admits(self, v: Variant, head: Variant) -> bool:
+        return self.most.within(gpus_of(v), usd_of(v.settings))
+
+    def load(self, v: Variant, price: float) -> float | None:
+        return self.rate
+
+    def rate_at(self, load: float) -> float:
+        return self.rate
+
+    def bound(self, v: Variant, rate: float) -> float:
+        return 0.0 if rate >= self.rate else math.inf
+
+    def __str__(self) -> str:
+        return str(self.most)
 
 
 Aim = PricePerRequest

@@ -1,11 +1,14 @@
-"""Part of the document that a recommendation adds to that of a capacity question: `recommendation`, null if no
-deployment carries any load, else
+"""Parts that a recommendation adds to the document of a capacity question: `requests`, the number of requests of a log
+(null for a workload that is drawn), and `recommendation`, null if no deployment carries any load, else
 
     aim         what is minimized or maximized, in words (aims.py)
     first       label of the recommended deployment
     settings    its settings, as a scenario
-    runner_up   null or {label, price_ratio: of prices per request, or of rates if the highest is searched, says}: the
-                next deployment, and why it lost
+    latency     {metric, ms, low, high: its interval over seeds, or null for a log}, only if the least latency is
+                searched; each row has one as well
+    runner_up   null or {label, price_ratio: of prices per request, of rates if the highest is searched, or of latencies
+                if the least is; low, high: interval of a ratio of latencies, by seed; says}: the next deployment, and
+                why it lost
                 the one that comes closest to the SLO
     published   null or {label, price_ratio, says}: the best deployment with the formats of the published model
     knobs       [{key, value, price_ratio: of the price without it to the price with it, at_least: whether that is only
@@ -32,7 +35,8 @@ from servesim.experiments.capacity import Found
 from servesim.experiments.capacity_answer import ordered
 from servesim.experiments.goals import Goal
 from servesim.experiments.outcome import Judged
-from servesim.experiments.recommend.aims import PriceForRate, PricePerRequest
+from servesim.experiments.recommend.aims import LeastLatency, PriceForRate, PricePerRequest
+from servesim.experiments.recommend.budget import latency, ratio_interval, widened
 from servesim.experiments.recommend.race import NEAR, Entrant, Race
 from servesim.experiments.recommend.space import Space, grid
 from servesim.experiments.recommend.words import (
@@ -42,6 +46,7 @@ from servesim.experiments.recommend.words import (
     measure_words,
     miss_words,
     published_words,
+    ratio_words,
     runner_up_words,
     searched_words,
     sure_price,
@@ -90,7 +95,7 @@ class Story:
 
     def near(self) -> dict[str, float]:
         """Return the rates near which the finalists reach their limits, by label; empty if replicas are searched."""
-        if isinstance(self.aim, PriceForRate):
+        if isinstance(self.aim, PriceForRate | LeastLatency):
             return {}
         prices = {label: self.fine.prices.get(e.variant.label, math.inf) for label, e in self.finalists.items()}
         known = {label: price for label, price in prices.items() if price < math.inf}
@@ -98,15 +103,24 @@ class Story:
         return {label: load for label, load in found.items() if load}
 
 
-def finished(found: Found, story: Story) -> None:
-    """Add the recommendation to the document of a capacity question."""
+def finished(found: Found, story: Story, requests: int | None = None) -> None:
+    """Add the recommendation to the document of a capacity question, with the number of requests of a log."""
     document = found.document
+    if isinstance(story.aim, LeastLatency):
+        sizes = {label: int(e.point.get("replicas") or 1) for label, e in story.finalists.items()}
+        widened(found, story.goals, story.aim.rate, sizes)
+        for row in found.rows:
+            carries = row["verdict"] == "carries"
+            row["latency"] = latency(found.study, row, story.aim.metric) if carries else None
+            if carries:
+                document["answer"] = f"No deployment sustains {story.aim.rate:.4g} requests/s within {story.aim}"
     rows = _ranked([row for row in ordered(found.rows) if row["verdict"] == "carries"], story)
     if rows:
         for row in found.rows:
             row["cheapest"] = row is rows[0]
         document["answer"] = first_words(story.aim, rows[0], rows[1:])
     document["workload"] = dict(story.space.base)
+    document["requests"] = requests
     document["recommendation"] = _recommendation(found, story, rows) if rows else None
     document["notes"].append(searched_words(_search(story)))
 
@@ -136,7 +150,8 @@ def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str
         "aim": story.aim.name,
         "first": first["label"],
         "settings": settings,
-        "runner_up": _against(story.aim, first, others[0], runner_up_words) if others else None,
+        **({"latency": first["latency"]} if "latency" in first else {}),
+        "runner_up": _runner_up(found, story.aim, first, others[0]) if others else None,
         "miss": _miss(story, best),
         "published": _in_published(story, first, rows, entrants),
         "knobs": _knobs(story, best),
@@ -165,6 +180,15 @@ def _published(space: Space) -> dict[str, Any]:
 def _against(aim: PricePerRequest, first: Row, other: Row, words: Any) -> dict[str, Any]:
     ratio = sure_price(aim, other) / sure_price(aim, first)
     return {"label": other["label"], "price_ratio": ratio, "says": words(aim, first, other, ratio)}
+
+
+def _runner_up(found: Found, aim: PricePerRequest, first: Row, other: Row) -> dict[str, Any]:
+    """Return the next deployment and why it lost; for latencies, with the interval of their ratio."""
+    against = _against(aim, first, other, runner_up_words)
+    if not aim.metric:
+        return against
+    low, high = ratio_interval(found.study, first, other, aim.metric) or (None, None)
+    return against | {"low": low, "high": high, "says": against["says"] + ratio_words(low, high)}
 
 
 def _in_published(
@@ -206,6 +230,8 @@ def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
 
 def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
     """Return the deployment that comes closest to the SLO at a load at which it would cost less than the first."""
+    if story.aim.metric:
+        return None  # whoever misses the SLO has no latency to compare
     race = story.screening
     own = [race.prices[e.variant.label] for e in story.kept if e.point.items() <= best.point.items()]
     if not own:

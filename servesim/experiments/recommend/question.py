@@ -6,17 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
 from servesim.experiments.axes import product
 from servesim.experiments.bounds import Work
 from servesim.experiments.capacity import Terms, check_question
 from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.objects import Objects
-from servesim.experiments.recommend.aims import Aim, MostForBudget, MostTraffic, PriceForRate, PricePerRequest
+from servesim.experiments.recommend.aims import (
+    Aim,
+    LeastLatency,
+    MostForBudget,
+    MostTraffic,
+    PriceForRate,
+    PricePerRequest,
+)
 from servesim.experiments.recommend.lengths import MOST, RELAXATIONS, Length, horizon_s, relaxation_s, work_of
 from servesim.experiments.recommend.space import Point, Space, space_of
 from servesim.experiments.replicates import replicates_of
 from servesim.hardware import gpu_names
+from servesim.metrics.slo import SLO_METRICS
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import DRAWN, open_scenario
 from servesim.workload.trace import Trace
@@ -50,7 +58,7 @@ def _lengths(known: Scenario, trace: Trace, goals: Sequence[Goal]) -> tuple[Leng
     return scout, climb if known.trace.startswith("synth:") else replace(climb, least=whole.least)
 
 
-def _most(gpus: int | None, budget: float | None) -> Aim | None:
+def _most(gpus: int | None, budget: float | None) -> MostTraffic | MostForBudget | None:
     """Return the aim of a question for GPUs or for a budget, or None for another question. Raise UserError for an
     invalid number."""
     if gpus is not None and budget is not None:
@@ -60,6 +68,16 @@ def _most(gpus: int | None, budget: float | None) -> Aim | None:
     if budget is not None and not 0 < budget <= MOST_USD:
         raise UserError(f"budget is {budget:g} but must be above 0 and at most {MOST_USD:,.0f} dollars per hour")
     return MostTraffic(gpus) if gpus is not None else MostForBudget(budget) if budget is not None else None
+
+
+def _latency(known: Scenario, name: str | None) -> str:
+    """Return the metric of a latency that is minimized: the p99 of the one asked for, or of the first that has a limit.
+    Raise UserError if there is none."""
+    if name is not None and name not in SLO_METRICS:
+        raise UserError(f"latency is {shown(name)} but must be one of {', '.join(SLO_METRICS)}")
+    if name is None and not known.slo:
+        raise UserError("recommend: specify a latency to minimize, because the SLO has only limits of classes")
+    return f"{name or next(iter(known.slo))}_p99"
 
 
 @dataclass(frozen=True)
@@ -89,14 +107,15 @@ class Question:
         gpus: int | None,
         budget: float | None,
         tune: bool,
+        latency: str | None = None,
     ) -> Question:
         """Check a question. Raise UserError if it is invalid."""
         most = _most(gpus, budget)
         listed_ones = product({"gpu": gpu_names()[0], **settings}, lists)
         known = Scenario.of(listed_ones[0].settings)
         check_question("recommend", known, listed_ones)
-        if most is not None and known.rate is not None:
-            raise UserError("recommend: specify either gpus or a budget, to find the highest rate, or a rate")
+        if latency is not None and (most is None or known.rate is None):
+            raise UserError("recommend: a latency is minimized only with a rate, and a budget or gpus")
         trace = open_scenario(known.model_copy(update={"rate": None}), objects.get(known.trace))
         recorded = not known.trace.startswith(DRAWN)
         if recorded and known.rate is None and most is None and not tune:
@@ -109,9 +128,18 @@ class Question:
         if known.rate is not None:
             repeats = replicates_of(known.model_dump(), 1, objects)
             rate = known.rate if isinstance(known.rate, float) else float(known.rate[:-1]) * (repeats.mean_rate or 0.0)
-            aim = PriceForRate(rate, terms.max_replicas)
+            aim = (
+                PriceForRate(rate, terms.max_replicas)
+                if most is None
+                else LeastLatency(most, rate, _latency(known, latency))
+            )
         scout, climb = _lengths(known, trace, goals)
         return cls(space, terms, goals, aim, trace, recorded, scout, climb, rate)
+
+    @property
+    def requests(self) -> int | None:
+        """Number of requests of a log, or None for a workload that is drawn, whose runs are as long as they need."""
+        return len(self.trace) if self.recorded else None
 
     def sized(self, point: Point) -> Point | None:
         """Return a deployment with as many replicas as the question asks for, or None if not one fits in it."""

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from servesim import launch
 from servesim.experiments.axes import load_grid
-from servesim.experiments.capacity import Terms, answer_with, opened
+from servesim.experiments.capacity import Found, Terms, answer_with, opened
 from servesim.experiments.objects import Objects
 from servesim.experiments.recommend.answer import finished
+from servesim.experiments.recommend.latency import LatencySearch
 from servesim.experiments.recommend.question import Question
 from servesim.experiments.recommend.search import Search
 from servesim.experiments.store import DEPLOY
@@ -40,6 +41,7 @@ def recommend(
     *,
     gpus: int | None = None,
     budget: float | None = None,
+    latency: str | None = None,
     tune: bool = False,
     search_seed: int = 0,
     forms: str | Sequence[str] | None = None,
@@ -50,21 +52,28 @@ def recommend(
     A setting with one value is fixed, one with several values is searched over these, and the others are searched over
     everything that runs. With a `rate`, which a recorded log has (`1x`), the cheapest deployment is searched; without
     one, the least price per request at the highest rate; with `gpus`, the highest rate of that number of GPUs; with
-    `budget`, the highest rate for these dollars per hour. `tune` keeps hardware and engine, and searches flags alone.
+    `budget`, the highest rate for these dollars per hour; with a `rate` and one of these two, the least latency of what
+    they buy: p99 of `latency` (ttft, tpot or e2el; by default the first that has a limit). `tune` keeps hardware and
+    engine, and searches flags alone.
     `forms` are names of files to write below `out` (servesim.launch). Other keywords are those of `servesim.capacity`.
     The document is in `.attrs["document"]`. Raises UserError if the question is invalid, or if nothing in it runs.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
-    question = Question.of(settings, lists, terms, objects, gpus, budget, tune)
+    question = Question.of(settings, lists, terms, objects, gpus, budget, tune, latency)
     wanted = ["command", *(listed("form", forms) if isinstance(forms, str) else forms or ())]
     launch.check_forms(wanted)
     with opened(terms, objects, question.space.base) as runner:
-        search = Search(question, runner, random.Random(search_seed))
+        kind = LatencySearch if question.aim.metric else Search
+        search = kind(question, runner, random.Random(search_seed))
         finalists, story = search.run()
         story.forms = wanted
-        frame = answer_with(runner, finalists, terms, lambda found: finished(found, story), near=story.near())
+
+        def finish(found: Found) -> None:
+            finished(found, story, question.requests)
+
+        frame = answer_with(runner, finalists, terms, finish, near=story.near())
     found = frame.attrs["document"]["recommendation"]
     if found is not None and terms.out is not None:
         folder = Path(terms.out) / DEPLOY

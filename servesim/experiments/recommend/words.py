@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.experiments.recommend.aims import Aim
+from servesim.experiments.metrics import metric_label
+from servesim.experiments.recommend.aims import Aim, LeastLatency
 from servesim.hardware import Gpu
+from servesim.metrics.words import number
 
 Row = Mapping[str, Any]
 NOT_SEARCHED: list[dict[str, Any]] = [
@@ -35,6 +37,8 @@ def percent(ratio: float) -> str:
 def worse(aim: Aim, ratio: float, at_least: bool = False) -> str:
     """Return in words by how much a deployment loses that has `ratio` times the price of another."""
     least = "at least " if at_least else ""
+    if aim.metric:
+        return f"has {least}{percent(ratio)} more {metric_label(aim.metric)}"
     if aim.traffic:
         return f"sustains {least}{percent(2 - 1 / ratio)} less"
     return f"costs {least}{percent(ratio)} more"
@@ -42,7 +46,10 @@ def worse(aim: Aim, ratio: float, at_least: bool = False) -> str:
 
 def sure_price(aim: Aim, row: Row) -> float:
     """Return what is minimized, at the low end of the rate's interval or at the rate of the question: the hourly price
-    per request/s, or the time per request if the highest rate is searched."""
+    per request/s, the time per request if the highest rate is searched, or a latency in ms. Infinity for a deployment
+    that is over a budget."""
+    if isinstance(aim, LeastLatency):
+        return float(row["latency"]["ms"]) if aim.most.within(row["gpus"], row["usd_per_hour"]) else math.inf
     rate = row["rate"] if row["by"] == "replicas" else row["rate_low"]
     cost = 1.0 if aim.traffic else row["usd_per_hour"]
     return float(cost / rate) if rate else math.inf
@@ -52,18 +59,42 @@ def first_words(aim: Aim, first: Row, others: Sequence[Row]) -> str:
     """Return the answer in one sentence."""
     size = f"{first['gpus']} x {str(first['gpu']).upper()}"
     said = f"Run {first['label'] or 'the deployment'} on {size} at ${first['usd_per_hour']:,.2f}/h"
-    if first["by"] != "replicas":
+    if aim.metric:
+        said += f": {metric_label(aim.metric)} is {_ms(first['latency'])}"
+    elif first["by"] != "replicas":
         said += f": it sustains at least {first['rate_low']:.4g} requests/s (estimate {first['rate']:.4g})"
     if others and (ratio := sure_price(aim, others[0]) / sure_price(aim, first)) >= 1.005:
-        said += f"; the next {worse(aim, ratio)}" + ("" if aim.traffic else " per request")
+        said += f"; the next {worse(aim, ratio)}" + _unit(aim)
     return said
+
+
+def _unit(aim: Aim) -> str:
+    """Return what a price is for: for a request, unless rates or latencies are compared."""
+    return "" if aim.traffic or aim.metric else " per request"
+
+
+def _ms(found: Mapping[str, Any]) -> str:
+    """Return a latency with its interval over seeds: "52.3 ms (50.1 to 54.4)"."""
+    ends = "" if found["low"] is None else f" ({number(found['low'])} to {number(found['high'])})"
+    return f"{number(found['ms'])} ms{ends}"
+
+
+def ratio_words(low: float | None, high: float | None) -> str:
+    """Return how sure a ratio of latencies is, from its interval by seed."""
+    if low is None or high is None:
+        return "; one run of a log has no interval"
+    sure = "surely" if low > 1 else "not decided"
+    return f"; {sure}: 95 % interval {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
 
 
 def runner_up_words(aim: Aim, first: Row, other: Row, ratio: float) -> str:
     """Return why the runner-up lost."""
     if ratio < 1.005:
-        return f"{other['label']} {'sustains the same rate' if aim.traffic else 'costs the same per request'}"
-    said = f"{other['label']} {worse(aim, ratio)}" + ("" if aim.traffic else " per request")
+        same = f"has the same {metric_label(aim.metric)}" if aim.metric else "costs the same per request"
+        return f"{other['label']} {'sustains the same rate' if aim.traffic else same}"
+    said = f"{other['label']} {worse(aim, ratio)}" + _unit(aim)
+    if aim.metric:
+        return f"{said}: {_ms(other['latency'])} on {other['gpus']} x {str(other['gpu']).upper()}"
     if other["by"] == "replicas":
         said += f": it needs {other['gpus']} x {str(other['gpu']).upper()} at ${other['usd_per_hour']:,.2f}/h"
     elif aim.traffic:
@@ -88,7 +119,7 @@ def miss_words(aim: Aim, label: str, ratio: float, share: float, goal: str) -> s
 def changes(aim: Aim, document: Mapping[str, Any], first: Row, others: Sequence[Row]) -> list[str]:
     """Return what would change the answer: other prices, and errors of the model."""
     found = []
-    for other in others[: 0 if aim.traffic else 2]:
+    for other in others[: 0 if aim.traffic or aim.metric else 2]:
         one, two = Gpu.load(first["gpu"]), Gpu.load(other["gpu"])
         if one.name == two.name:
             continue

@@ -10,6 +10,7 @@ import pytest
 
 import servesim
 from servesim import UserError
+from servesim.cli.tables import print_recommend
 from servesim.experiments.axes import Variant
 from servesim.experiments.bounds import Work, optimistic_rate
 from servesim.experiments.goals import goals_of
@@ -78,6 +79,21 @@ def test_a_rate_asks_for_the_cheapest_number_of_replicas() -> None:
     assert len(found["recommendation"]["run"]["files"]) >= 2  # one command starts one replica only
 
 
+def test_the_first_line_of_a_table_names_the_requests_of_a_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("arrival_s,prompt_len,output_len\n" + "".join(f"{i / 4},400,5\n" for i in range(12)))
+    asked = {**QUESTION, "trace": str(log), "gpu": "h100", "scheduler.max_num_batched_tokens": 2048}
+    first, again = (
+        servesim.recommend(**{**asked, "requests": None, "out": tmp_path / "out"}).attrs["document"] for _ in range(2)
+    )
+    assert first["requests"] == 12
+    assert again == first
+    print_recommend(first, None)
+    assert ", 12 requests, 1x the recorded rate, llama-3.2-1b, h100" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_number_of_gpus_asks_for_the_highest_rate() -> None:
     found = ask(gpu="h100", gpus=2).attrs["document"]["recommendation"]
     assert found["aim"] == "highest rate for the GPUs"
@@ -105,8 +121,12 @@ def test_gpus_are_compared_by_rate_and_a_budget_by_what_it_buys() -> None:
         ({"model": "llama-3.1-405b"}, "recommend: no deployment of llama-3.1-405b runs"),
         ({"gpus": 0}, "gpus is 0 but must be from 1 to 4096"),
         ({"gpus": 5000}, "gpus is 5000 but must be from 1 to 4096"),
-        ({"gpus": 2, "rate": 3.0}, "specify either gpus or a budget, to find the highest rate, or a rate"),
-        ({"budget": 9.0, "rate": 3.0}, "specify either gpus or a budget, to find the highest rate, or a rate"),
+        ({"budget": 9.0, "gpus": 3, "rate": 3.0}, "recommend: specify either gpus or a budget"),
+        ({"budget": 0.5, "rate": 3.0}, r"no deployment of llama-3.2-1b runs: more than \$0.50/h"),
+        ({"slo": {}, "slo_classes": {"a": {"ttft": 90}}, "budget": 9.0, "rate": 3.0}, "specify a latency to minimize"),
+        ({"latency": "itl", "budget": 9.0, "rate": 3.0}, "latency is 'itl' but must be one of ttft, tpot, e2el"),
+        ({"latency": "ttft", "budget": 9.0}, "only with a rate, and a budget or gpus"),
+        ({"latency": "ttft", "rate": 3.0}, "only with a rate, and a budget or gpus"),
         ({"budget": 9.0, "gpus": 3}, "recommend: specify either gpus or a budget"),
         ({"budget": 0.0}, "budget is 0 but must be above 0 and at most 100,000 dollars per hour"),
         ({"budget": float("nan")}, "budget is nan but must be above 0"),
