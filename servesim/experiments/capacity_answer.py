@@ -20,8 +20,8 @@ from servesim.experiments.outcome import growing
 from servesim.experiments.ranking import PARETO, pareto_front
 from servesim.experiments.replicates import Replicates
 from servesim.hardware import Gpu
+from servesim.run.prices import GpuPrice, price_of
 from servesim.run.scenario import Scenario
-from servesim.run.sections import price_of
 
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high", *SCALED)
 SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", "best_at")
@@ -89,7 +89,7 @@ class Answer:
         each = scenario.tp * scenario.pp * scenario.dp
         row |= {"gpu": scenario.gpu, "replicas": replicas, **self._best(v.label)}
         if replicas is not None:
-            price = price_of(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour)
+            price = price_of(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour, each * replicas)
             row |= {"gpus": each * replicas, "usd_per_hour": each * replicas * price}
         return row
 
@@ -265,7 +265,7 @@ def never_text(row: Mapping[str, Any]) -> str:
 
 
 def notes(
-    rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequence[Goal], prices: Mapping[str, float]
+    rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequence[Goal], prices: Mapping[str, GpuPrice]
 ) -> list[str]:
     """Return notes for the reader."""
     found = failures([(row["label"] or "the deployment", row["error"]) for row in rows if row["error"]])

@@ -19,6 +19,7 @@ from servesim.contracts.request import State
 from servesim.errors import UserError
 from servesim.metrics.classes import class_limits
 from servesim.metrics.measured import Good
+from servesim.run.prices import paid, reserved_of
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
 
@@ -290,16 +291,26 @@ def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tup
 
 
 def _usd_of_replicas(run: Run, start: float, end: float) -> float:
-    """Return the cost ($) of the replicas between two times: the time each was up, at the price of its pool."""
+    """Return the cost ($) of the replicas between two times: the time each was up, at the price of its pool, or at that
+    of the reserved GPUs that pools share and of those on demand."""
     replicas, pools, usd = run.summary["replicas"], run.summary["pools"], 0.0
     first = float(run.columns["arrival_ns"].min())
+    prices = run.summary["scenario"].get("price") or {}
+    shared: dict[str, list[tuple[float, float, float]]] = {}
     for name, pool in pools.items():
         own = [one for one in replicas if one["pool"] == name]
         begun = [first + one["up_from_s"] * SECOND for one in own]
         ended = [at + one["up_s"] * SECOND for at, one in zip(begun, own, strict=True)]
-        inside = sum(max(min(b, end) - max(a, start), 0.0) for a, b in zip(begun, ended, strict=True)) / SECOND
         up_s = sum(one["up_s"] for one in own)
+        if prices and reserved_of(prices.get(pool["gpu"], 0.0)):
+            gpus = round(pool["gpu_hours"] * 3600 / up_s) if up_s else 0
+            shared.setdefault(pool["gpu"], []).extend((a, b, gpus) for a, b in zip(begun, ended, strict=True))
+            continue
+        inside = sum(max(min(b, end) - max(a, start), 0.0) for a, b in zip(begun, ended, strict=True)) / SECOND
         usd += inside * pool["usd"] / up_s if up_s else 0.0
+    for gpu, ups in shared.items():
+        if (reserved := reserved_of(prices[gpu])) is not None:
+            usd += paid(reserved, ups, start, end) / SECOND / 3600
     return float(usd)
 
 

@@ -13,8 +13,8 @@ from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
 from servesim.hardware import Gpu
 from servesim.run.pools import pool_scenarios
+from servesim.run.prices import price_of as gpu_hour_price
 from servesim.run.scenario import Scenario, fleet_varies, own_features
-from servesim.run.sections import price_of as gpu_hour_price
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
 from servesim.hardware import Gpu, ModelSpec, VllmDefaults, model_named
 from servesim.run.presets import engine_presets, preset_settings
+from servesim.run.prices import reserved_of
 from servesim.run.scenario import Scenario
 from servesim.versions import EngineFacts, engine_facts
 from servesim.workload.front_end import FrontTerms
@@ -106,8 +107,8 @@ def unpriced(scenario: Scenario) -> Warn | None:
             "GPU-hour "
             "is used. Add the price to --price."
         )
-    if usd == scenario.price[gpu]:
-        return None
+    if usd == scenario.price[gpu] or reserved_of(scenario.price[gpu]):
+        return None  # with reserved GPUs, the run has their mean price
     return Warn(f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is specified. Remove one of them.")
 
 

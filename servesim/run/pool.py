@@ -23,8 +23,8 @@ from servesim.run.changes import on_changes
 from servesim.run.formats import on_format
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.pools import ONLY
+from servesim.run.prices import price_of
 from servesim.run.scenario import Scenario, features_of
-from servesim.run.sections import price_of
 from servesim.run.server import Policies, Server, on_ranks
 from servesim.run.sizing import kv_budget, layer_groups, longest_request
 from servesim.run.speculation import Speculation

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servesim.contracts.feature import installed
 from servesim.errors import UserError, shown, suggest
+from servesim.hardware import Gpu
 from servesim.parsing import pairs
 from servesim.run.part_names import with_parts
+from servesim.run.prices import price_of, reserved_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -73,9 +75,9 @@ def with_pools(
 def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
     """Return the scenario of each pool, or the scenario itself if there are no pools."""
     if not scenario.pools:
-        return [PoolScenario(ONLY, "both", scenario)]
+        return _priced([PoolScenario(ONLY, "both", scenario)])
     base = scenario.model_dump(exclude={"pools", "router"})  # all pools share one router
-    return [
+    found = [
         PoolScenario(
             pool["name"],
             pool["role"],
@@ -83,6 +85,21 @@ def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
         )
         for pool in scenario.pools
     ]
+    return _priced(found)
+
+
+def _priced(pools: list[PoolScenario]) -> list[PoolScenario]:
+    """Return pools with the mean price of the GPUs of each kind, which share those that are reserved."""
+    if not any(reserved_of(price) for pool in pools for price in pool.scenario.price.values()):
+        return pools
+    gpus: dict[str, int] = {}
+    for _, _, one in pools:
+        gpus[one.gpu] = gpus.get(one.gpu, 0) + one.tp * one.pp * one.dp * one.replicas
+    found = []
+    for name, role, one in pools:
+        usd = price_of(Gpu.load(one.gpu), one.price, one.usd_per_gpu_hour, gpus[one.gpu])
+        found.append(PoolScenario(name, role, one.model_copy(update={"usd_per_gpu_hour": usd})))
+    return found
 
 
 def resolved_pools(pools: Sequence[PoolScenario]) -> Settings:

@@ -33,13 +33,13 @@ from servesim.parsing import listed, spelt
 from servesim.run.part_names import sections_of
 from servesim.run.pools import pool_scenarios, with_pools
 from servesim.run.presets import under
+from servesim.run.prices import GpuPrice, prices_of
 from servesim.run.sections import (
     ClientSettings,
     EngineSettings,
     check_percentiles,
     extended,
     parse_rate,
-    prices_of,
     renamed,
     with_percentiles,
     yaml_value,
@@ -178,8 +178,10 @@ class _Scenario(Section):
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
     """Price per GPU-hour, for any GPU. None means the price in `price`, or the assumed price in the data sheet of the
     GPU."""
-    price: dict[str, float] = Field(default={})
-    """Prices by GPU in dollars per hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of prices."""
+    price: dict[str, GpuPrice] = Field(default={})
+    """Prices by GPU in dollars per hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of prices.
+    `h100=8@1.9+2.99` stands for 8 reserved GPUs at $1.9, paid for whether used or not, and $2.99 for each GPU above.
+    Such a price goes before `usd_per_gpu_hour`."""
 
     @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
     @classmethod

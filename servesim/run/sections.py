@@ -1,27 +1,20 @@
-"""Sections of a scenario (the engine around the policies, the clients), and values as users write them: rates, prices,
+"""Sections of a scenario (the engine around the policies, the clients), and values as users write them: rates and
 limits.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, create_model
 
 from servesim import untrusted
 from servesim.contracts.section import Section
-from servesim.errors import UserError, shown
+from servesim.errors import UserError
 from servesim.metrics.slo import is_time, milliseconds, parse_slo, split_slo
-from servesim.parsing import pairs, spelt, with_changes
-from servesim.untrusted import read_text, read_yaml
-
-if TYPE_CHECKING:
-    from servesim.hardware import Gpu
+from servesim.parsing import spelt, with_changes
 
 
 class EngineSettings(Section):
@@ -158,52 +151,6 @@ def rate_words(rate: Rate) -> str:
     if isinstance(rate, str):
         return f"{rate} the recorded rate" if rate.endswith("x") else f"{rate} requests/s"
     return f"{rate:g} requests/s"
-
-
-MOST_USD = 1e6
-
-
-def prices_of(given: Any) -> dict[str, float]:
-    """Return $ per GPU-hour by GPU. `given`: `h100=2.2,h200=3.1`, a mapping, or the path of a YAML file of such a
-    mapping or of a CSV file with rows of GPU and price; raise UserError for unknown GPUs and invalid prices."""
-    if isinstance(given, str):
-        path = Path(given)
-        if path.suffix in (".yaml", ".yml"):
-            given = read_yaml(path, "prices")
-        elif path.suffix == ".csv":
-            given = _from_csv(path)
-        else:
-            given = pairs("price", given)
-    if not isinstance(given, Mapping):
-        raise UserError(
-            f"price {shown(given)} is not valid: write h100=2.2,h200=3.1, or use a YAML or CSV file of prices"
-        )
-    return {str(name): _usd(str(name), value) for name, value in given.items()}
-
-
-def price_of(gpu: Gpu, prices: Mapping[str, float], usd_per_gpu_hour: float | None) -> float:
-    """Return the price of a GPU-hour: the price for all GPUs if there is one, else the price by name, else the data
-    sheet's assumption."""
-    return usd_per_gpu_hour if usd_per_gpu_hour is not None else prices.get(gpu.name, gpu.usd_per_hour)
-
-
-def _usd(name: str, value: Any) -> float:
-    try:
-        usd = float(value)
-    except (TypeError, ValueError, OverflowError):
-        usd = -1.0
-    if isinstance(value, bool) or not 0 <= usd <= MOST_USD:
-        raise UserError(f"price of {name} is {shown(value)} but must be $ per GPU hour, from 0 to {MOST_USD:,.0f}")
-    return usd
-
-
-def _from_csv(path: Path) -> dict[str, str]:
-    rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(read_text(path, "yaml"))) if row]
-    wrong = next((row for row in rows if len(row) != 2), None)
-    if wrong is not None or not rows:
-        raise UserError(f"prices {path}: each row must be a GPU and its $ per hour, such as h100,2.2")
-    head = not rows[0][1][:1].isdecimal()  # a header
-    return dict(rows[head:])
 
 
 def with_percentiles(settings: Mapping[str, Any]) -> dict[str, Any]:

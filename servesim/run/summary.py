@@ -21,6 +21,7 @@ from servesim.metrics.requests import SECOND, Requests
 from servesim.plugins.user_policies import blaming, is_own
 from servesim.run.notes import after_run, on_costs
 from servesim.run.pools import of_each
+from servesim.run.prices import paid, reserved_of
 from servesim.run.records import Records
 from servesim.run.setup import Setup
 
@@ -123,7 +124,21 @@ class FleetFigures:
             if cluster is not None and cluster.fleet.changed:
                 deployment = replace(deployment, up_ns=sum(up.ns for up in self._ups if up.pool == i))
             self.deployments.append(deployment)
+        self._pay(setup, since, until)
         self._pools = [(pool.name, one) for pool, one in zip(setup.pools, self.deployments, strict=True)]
+
+    def _pay(self, setup: Setup, since: int, until: int) -> None:
+        """Set the mean price of the GPU-hours of pools that share reserved GPUs, if replicas came and went."""
+        for gpu, price in setup.scenario.price.items():
+            reserved, same = reserved_of(price), [i for i, d in enumerate(self.deployments) if d.gpu.name == gpu]
+            if reserved is None or all(self.deployments[i].up_ns is None for i in same):
+                continue
+            each = {i: self.deployments[i].tp * self.deployments[i].pp for i in same}
+            ups = [(up.since_ns, up.until_ns, each[up.pool]) for up in self._ups if up.pool in each]
+            hours = sum((end - start) * gpus for start, end, gpus in ups)
+            usd = paid(reserved, ups, since, until) / hours if hours else 0.0
+            for i in same:
+                self.deployments[i] = replace(self.deployments[i], usd_per_gpu_hour=usd)
 
     def figures(self, totals: ReplicaTotals) -> dict[str, Any]:
         """Return the figures of each replica and of each pool."""

@@ -7,6 +7,7 @@ much; so a single run settles a challenge.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,10 @@ from typing import Any
 from servesim.experiments.axes import Variant
 from servesim.experiments.limit_search import NearSearch, RateSearch
 from servesim.experiments.variants import price_of
+from servesim.run.prices import prices_of, reserved_of
 
+MOST_REPLICAS = 4096
+"""Maximum number of replicas that a budget buys."""
 STEP = 1.15
 """First step of a search for a rate that starts at one that is carried."""
 
@@ -28,6 +32,23 @@ def usd_of(settings: Mapping[str, Any]) -> float:
 def replica_usd_of(settings: Mapping[str, Any]) -> float:
     """Return the hourly price of one replica, or of all pools if prefill and decode are apart."""
     return usd_of({**settings, "replicas": 1} if not settings.get("pd") else settings)
+
+
+def fleet_usd(v: Variant, replicas: int) -> float:
+    """Return the hourly price of a number of replicas of a deployment, of which some GPUs may be reserved."""
+    if reserves(v) and not v.settings.get("pd"):
+        return usd_of({**v.settings, "replicas": replicas})
+    return replica_usd_of(v.settings) * replicas
+
+
+def reserves(v: Variant) -> bool:
+    """Return whether some GPUs of the question are reserved."""
+    return any(reserved_of(price) for price in prices_of(v.settings.get("price") or {}).values())
+
+
+def most_for(v: Variant, usd: float, most: int) -> int:
+    """Return how many replicas, at most `most`, cost no more than dollars per hour."""
+    return bisect_right(range(1, most + 1), usd * (1 + 1e-9), key=lambda n: fleet_usd(v, n))
 
 
 @dataclass(frozen=True)
@@ -98,7 +119,8 @@ class Headroom(_Rate):
     name = "headroom"
 
     def rank(self, v: Variant, price: float) -> tuple[float, ...]:
-        return (replica_usd_of({**v.settings, "pd": None}) * int(v.settings.get("replicas") or 1), price)
+        alone = Variant(v.label, v.axes, {**v.settings, "pd": None})
+        return (fleet_usd(alone, int(v.settings.get("replicas") or 1)), price)
 
 
 @dataclass(frozen=True)
@@ -127,6 +149,8 @@ class MostForBudget(_Rate):
     name = "highest rate for the budget"
 
     def replicas(self, v: Variant) -> int | None:
+        if reserves(v):
+            return most_for(v, self.usd, MOST_REPLICAS)
         return int(self.usd / replica_usd_of(v.settings) + 1e-9)
 
     def within(self, gpus: int, usd: float) -> bool:
@@ -155,17 +179,19 @@ class PriceForRate(PricePerRequest):
         return replica_usd_of(v.settings)
 
     def load(self, v: Variant, price: float) -> float | None:
+        if reserves(v):  # the most replicas that cost less: those on reserved GPUs are paid for anyway
+            return most_for(v, price * (1 - 1e-6), self.most) or None
         fewer = math.ceil(price / self.cost(v) - 1e-9) - 1 if price < math.inf else self.most
         return min(fewer, self.most) if fewer >= 1 else None
 
     def price(self, v: Variant, load: float) -> float:
-        return self.cost(v) * load
+        return fleet_usd(v, int(load))
 
     def rate_at(self, load: float) -> float:
         return self.rate
 
     def bound(self, v: Variant, rate: float) -> float:
-        return self.cost(v) * max(math.ceil(self.rate / rate), 1) if rate > 0 else math.inf
+        return fleet_usd(v, max(math.ceil(self.rate / rate), 1)) if rate > 0 else math.inf
 
     def search(self, v: Variant, load: float, tolerance: float) -> RateSearch | NearSearch:
         return NearSearch(max(int(load), 1), self.most)

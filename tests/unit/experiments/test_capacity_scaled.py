@@ -38,7 +38,7 @@ def run(**scenario: Any) -> Run:
         {"replica": 0, "pool": "default", "up_from_s": 0.0, "up_s": 100.0},
         {"replica": 1, "pool": "default", "up_from_s": 50.0, "up_s": 30.0},
     ]
-    pools = {"default": {"usd": 1.30, "gpu_hours": 130 / 3600}}
+    pools = {"default": {"gpu": "h100", "usd": 1.30, "gpu_hours": 130 / 3600}}
     settings = {"tp": 1, "pp": 1, "replicas": 1, "usd_per_gpu_hour": 36.0, **scenario}
     arrival = np.array([7.0, 57.0, 107.0]) * SECOND  # the run begins with the first arrival, at 7 s of the clock
     columns = {
@@ -62,6 +62,15 @@ def test_replicas_of_an_autoscaler_cost_the_time_they_were_up_within_the_window(
     tokens = 303
     price = measure(scaled, [METRICS["usd_per_million_tokens"]], 0, 0)["usd_per_million_tokens"]
     assert price == pytest.approx(1.30e6 / tokens)
+
+
+def test_a_window_pays_for_reserved_gpus_throughout_and_for_others_while_they_are_up() -> None:
+    """One GPU is reserved at a cent a second, others cost two: 100 s and 30 s in all; 50 s and 10 s from 10 to 60 s."""
+    scaled = run(scaler={"name": "hpa"}, price={"h100": "1@36+72"})
+    assert usd_per_hour(scaled) == pytest.approx((1.00 + 0.60) * 36)
+    assert usd_per_hour(scaled, 0.1, 0.4) == pytest.approx((0.50 + 0.20) * 72)
+    kept = run(scaler={"name": "hpa"}, price={"h100": "3@36+72"})
+    assert usd_per_hour(kept, 0.1, 0.4) == pytest.approx(3 * 36)
 
 
 def test_fixed_replicas_cost_all_the_time_and_a_part_of_the_trace_its_own() -> None:
