@@ -203,7 +203,7 @@ class LeastLatency(PricePerRequest):
     the only load is the rate."""
 
     most: MostTraffic | MostForBudget
-    """What may be spent."""
+    """Number of GPUs or budget that a deployment must fit in."""
     rate: float
     """Requests/s of the question."""
     metric: str = "ttft_p99"

@@ -33,7 +33,7 @@ def widened(found: Found, goals: Sequence[Goal], rate: float, most: Mapping[str,
     rows = Answer(study, goals).by_price(rate, {v.label: sizes.get(v.label) for v in study.variants})
     for i, (row, new) in enumerate(zip(found.rows, rows, strict=True)):
         if new["replicas"] is not None and new["verdict"] == "carries":
-            found.rows[i] = new | {key: row[key] for key in ("binds", "model_error")}
+            found.rows[i] = new | {"binds": row["binds"]}
     carry = [row for row in found.rows if row["verdict"] == "carries"]
     front = pareto_front(carry, front_metrics(found.rows, [goal.limits for goal in goals]))
     for row in found.rows:

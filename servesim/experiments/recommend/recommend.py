@@ -62,6 +62,8 @@ def recommend(
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
     question = Question.of(settings, lists, terms, objects, gpus, budget, tune, latency)
+    if question.aim.metric:  # the model's error is computed for rates and numbers of replicas, not for latencies
+        terms = terms._replace(intervals=False)
     wanted = ["command", *(listed("form", forms) if isinstance(forms, str) else forms or ())]
     launch.check_forms(wanted)
     with opened(terms, objects, question.space.base) as runner:
