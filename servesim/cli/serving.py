@@ -18,7 +18,7 @@ def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], c
     listed on stderr."""
     from servesim.run.serve_command import merged, served
 
-    commands = [(text, served(text)) for text in given.pop("serve", ())]
+    commands = [(text, served(text).simulated()) for text in given.pop("serve", ())]
     if len(commands) > 1 and (command != "compare" or scenarios != [{}]):
         raise UserError("--serve: only compare accepts several commands, and only without a scenario")
     for number, (text, found) in enumerate(commands, start=1):

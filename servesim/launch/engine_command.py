@@ -11,7 +11,8 @@ from typing import Any
 from servesim.contracts.section import Settings
 from servesim.errors import UserError
 from servesim.launch.difference import changed, lost_of, whole
-from servesim.launch.flags import PARALLEL, Flag, flags_for, parallel, speculative
+from servesim.launch.drafts import OPTIONS, draft_flags, draft_of, draft_options
+from servesim.launch.flags import PARALLEL, Flag, flags_for, parallel
 from servesim.run.beside import POLICIES
 from servesim.run.sections import yaml_value
 from servesim.run.serve_command import PRESETS, served
@@ -45,15 +46,24 @@ class EngineCommand:
     model: str
     variables: tuple[Flag, ...]
     flags: tuple[Flag, ...]
+    options: Settings = field(default_factory=dict)
+    """Contents of the file that the flags name, TensorRT-LLM's `--extra_llm_api_options`; empty for none."""
 
     def words(self) -> list[str]:
         """Return the words of the command, without variables."""
         return [*STARTS[self.engine], self.model, *words(self.engine, self.flags)]
 
+    def files(self) -> dict[str, str]:
+        """Return the texts of the files that the command reads, by path."""
+        import yaml
+
+        return {OPTIONS: yaml.safe_dump(self.options, sort_keys=False)} if self.options else {}
+
     def text(self) -> str:
-        """Return the command as a line for a shell."""
+        """Return the command as a line for a shell, after lines that write its file, if it reads one."""
         variables = [f"{flag.name}={flag.value}" for flag in self.variables]
-        return shlex.join([*variables, *self.words()])
+        written = [f"cat > {name} <<'END'\n{text}END\n" for name, text in self.files().items()]
+        return "".join([*written, shlex.join([*variables, *self.words()])])
 
 
 def words(engine: str, flags: Sequence[Flag]) -> list[str]:
@@ -90,10 +100,14 @@ def engine_command(settings: Mapping[str, Any]) -> EngineCommand:
         known = ", ".join(str(preset) for preset in ENGINES if preset)
         raise UserError(f"preset {want['preset']}: no command of this engine is known, only of {known}")
     model = str(checkpoints().get(want["model"].lower(), want["model"]))
-    written = {"tp": parallel(engine, want), "speculation": speculative(engine, want)}
+    speculator = want["speculation"]
+    draft = draft_of(model, speculator, checkpoints())
+    options = draft_options(engine, speculator, draft)
+    files = [Flag("extra-llm-api-options", OPTIONS)] if options else []
+    written = {"tp": parallel(engine, want), "speculation": [*draft_flags(engine, speculator, draft), *files]}
     tried: set[Flag] = set()
     for _ in range(_ROUNDS):
-        missing = _missing(want, _command(engine, model, written))
+        missing = _missing(want, _command(engine, model, written, options))
         if "preset" in missing and want["preset"] is not None:  # it sets defaults of the others
             missing = {"preset": missing["preset"]}
         fresh = {key: flag for key, value in missing.items() if (flag := _fresh(engine, key, value, tried))}
@@ -103,17 +117,17 @@ def engine_command(settings: Mapping[str, Any]) -> EngineCommand:
         tried |= {*fresh.values()}
         if not fresh and not dropped:
             break
-    return _command(engine, model, written)
+    return _command(engine, model, written, options)
 
 
 def _fresh(engine: str, key: str, value: Any, tried: set[Flag]) -> Flag | None:
     return None if key in PARALLEL else next((f for f in flags_for(engine, key, value) if f not in tried), None)
 
 
-def _command(engine: str, model: str, written: Mapping[str, Sequence[Flag]]) -> EngineCommand:
+def _command(engine: str, model: str, written: Mapping[str, Sequence[Flag]], options: Settings) -> EngineCommand:
     flags = [flag for group in written.values() for flag in group]
     variables = tuple(flag for flag in flags if flag.is_variable)
-    return EngineCommand(engine, model, variables, tuple(flag for flag in flags if not flag.is_variable))
+    return EngineCommand(engine, model, variables, tuple(flag for flag in flags if not flag.is_variable), options)
 
 
 def _missing(want: Mapping[str, Any], written: EngineCommand) -> Settings:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from servesim.errors import UserError
 from servesim.hardware import ModelSpec
 from servesim.run.flag_meanings import serve_flags
-from servesim.run.serve_command import DRAFTS
 
 ONLY_IN_FILES = (
     "cuda-graph-config",
@@ -75,13 +73,3 @@ def _has_experts(model: str) -> bool:
         return ModelSpec.load(model).experts is not None
     except UserError:
         return False
-
-
-def speculative(engine: str, settings: Mapping[str, Any]) -> list[Flag]:
-    """Return vLLM's --speculative-config of a scenario whose speculator it can hold."""
-    speculator = settings["speculation"]
-    method = next((method for method, name in DRAFTS.items() if name == speculator["name"]), None)
-    tokens = str(speculator.get("k", ""))
-    if engine != "vllm" or method is None or not tokens.isdecimal():
-        return []
-    return [Flag("speculative-config", json.dumps({"method": method, "num_speculative_tokens": int(tokens)}))]

@@ -56,3 +56,28 @@ def limit_of(container: Mapping[str, Any]) -> Any:
     """Return the number of GPUs that a container asks for, or None."""
     resources = container.get("resources") or {}
     return next((side[GPU] for key in ("limits", "requests") if GPU in (side := resources.get(key) or {})), None)
+
+
+def config_map(name: str, texts: Mapping[str, str]) -> Settings:
+    """Return the object that holds a container's files, by the last parts of their paths."""
+    data = {path.rpartition("/")[2]: text for path, text in texts.items()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def mounts_of(name: str, paths: Iterable[str]) -> list[Settings]:
+    """Return the mounts of single files of a volume."""
+    return [{"name": name, "mountPath": path, "subPath": path.rpartition("/")[2]} for path in paths]
+
+
+def files_of(spec: Mapping[str, Any], container: Mapping[str, Any], maps: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a container's files by path. `spec`: its workload; `maps`: data of the config maps by
+    name."""
+    volumes = ((spec.get("template") or {}).get("spec") or {}).get("volumes") or ()
+    named = {one.get("name"): maps.get((one.get("configMap") or {}).get("name")) or {} for one in volumes}
+    found: dict[str, str] = {}
+    for mount in container.get("volumeMounts") or ():
+        data, path = named.get(mount.get("name")) or {}, str(mount.get("mountPath"))
+        part = mount.get("subPath")
+        whole = {f"{path.rstrip('/')}/{key}": str(text) for key, text in data.items()}
+        found |= ({path: str(data[part])} if part in data else {}) if part else whole
+    return found

@@ -115,9 +115,11 @@ def read_worker(
     replicas: Any = None,
     gpus: Any = None,
     starts: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Read | None:
     """Return the servers of a container, or None if it starts no known engine. `container`: image, command, args and
-    env as in Kubernetes. `starts`: names of commands by their names in this form."""
+    env as in Kubernetes. `starts`: names of commands by their names in this form.
+    `files`: texts of its files by path."""
     words = [*_texts(container.get("command")), *_texts(container.get("args"))]
     image, entry = str(container.get("image") or ""), _texts(container.get("command"))
     env = {str(one["name"]): str(one["value"]) for one in container.get("env") or () if "value" in one}
@@ -128,7 +130,7 @@ def read_worker(
     given = [part for key, value in env.items() for part in ("-e", f"{key}={value}")]
     command = ["docker", "run", *given, *(["--entrypoint", shlex.join(entry)] if entry else []), image or "image"]
     try:
-        found = served(shlex.join([*command, *_texts(container.get("args"))]))
+        found = served(shlex.join([*command, *_texts(container.get("args"))]), files)
     except UserError as error:
         if "must start with one of" in str(error) or "no command after it" in str(error):
             return None

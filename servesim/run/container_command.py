@@ -1,4 +1,5 @@
-"""The command inside another one: what `docker run` starts in its image, and what a shell is told to run (`-c`)."""
+"""The command inside another one: what `docker run` starts in its image, and what a shell is told to run (`-c`); the
+files that a script writes for it."""
 
 from __future__ import annotations
 
@@ -20,6 +21,18 @@ _SHORT_SWITCHES = frozenset("ditqP")
 _WAITING = ("wait", "sleep", "true")
 _REDIRECTION = r"(?<=\s)(?:\d?>&\d|&?\d?>{1,2}\s*[^\s;|&]+)"
 _BEFORE = ("sudo", "nohup", "exec", "env", "time")
+_HERE = re.compile(
+    r"""^[ \t]*cat[ ](?:>[ ]*(?P<to>\S+)[ ]*)?<<[ ]*(['"]?)(?P<end>\w+)\2(?:[ ]*>[ ]*(?P<then>\S+))?[ ]*\n
+    (?P<text>.*?)^(?P=end)[ ]*$\n?""",
+    re.MULTILINE | re.DOTALL | re.VERBOSE,
+)
+"""A file that a script writes: `cat > FILE <<'END'` or `cat <<END > FILE`, up to the line END."""
+
+
+def written_files(script: str) -> tuple[str, dict[str, str]]:
+    """Return a script without the parts that write files, and the files' texts by name."""
+    found = {match["to"] or match["then"]: match["text"] for match in _HERE.finditer(script)}
+    return (_HERE.sub("", script) if found else script), {name: text for name, text in found.items() if name}
 
 
 def unwrapped(words: Sequence[str]) -> list[str]:

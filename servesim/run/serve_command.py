@@ -1,7 +1,8 @@
 """Conversion of commands that start a server into scenarios: `vllm serve MODEL --tensor-parallel-size 4 ...` and the
 equivalents of SGLang and TensorRT-LLM. serve_flags.yaml lists the meaning of each flag.
 
-A file of flags named in a command (`--config`, `--extra_llm_api_options`) is read; flags of the command override it.
+A file of flags named in a command (`--config`, `--extra_llm_api_options`) is read; flags of the command override it. A
+script may write the file first (`cat > FILE <<'END'`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from servesim.contracts.warn import Warn
 from servesim.errors import UserError, shown
 from servesim.hardware import ModelSpec, model_named
 from servesim.run.compilation_config import by_key
-from servesim.run.container_command import unwrapped
+from servesim.run.container_command import unwrapped, written_files
+from servesim.run.draft_flags import CONFIG, SGLANG, speculator_of, verifies
 from servesim.run.flag_meanings import FILES, SIZES, is_switch, resembled, serve_flags, settings_of
 from servesim.run.setting_names import override
-from servesim.untrusted import json_value, read_text, read_yaml
+from servesim.untrusted import parse_yaml, read_text, read_yaml
 
 ENGINES = {
     "vllm": "vllm",
@@ -33,9 +35,6 @@ ENGINES = {
     "sglang": "sglang",
 }
 PRESETS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
-DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", "medusa": "medusa",
-          "deepseek_mtp": "mtp"}  # fmt: skip
-"""Speculators by vLLM's `method`."""
 _EAGER = (
     "each kernel takes at least a launch of PyTorch's eager mode. Its time was derived from one model on one H100, and "
     "elsewhere it is accurate only to an order of magnitude"
@@ -82,6 +81,15 @@ class Served:
     """Flags that are not modeled."""
     hints: list[str] = field(default_factory=list)
     """Hints on flags that are modeled in part or not at all."""
+    drafts: list[str] = field(default_factory=list)
+    """Flags of the speculator."""
+
+    def simulated(self) -> Served:
+        """Return the command without drafts that the scheduler of its engine does not verify here."""
+        if not self.drafts or verifies(self.settings):
+            return self
+        settings = {key: value for key, value in self.settings.items() if key != "speculation"}
+        return replace(self, settings=settings, unknown=[*self.unknown, *self.drafts], drafts=[])
 
     def notes(self) -> list[str]:
         """Return notes on the flags that are not modeled, have no effect, or are modeled only in part."""
@@ -135,10 +143,11 @@ def _is_boolean(word: str) -> bool:
     return word.lower() in ("true", "false")
 
 
-def served(command: str) -> Served:
+def served(command: str, files: Mapping[str, str] | None = None) -> Served:
     """Return the scenario settings of a command, or of the command in a file (`@file`); raise UserError if it does not
-    start a known server."""
-    text = read_text(Path(command[1:]), "yaml") if command.startswith("@") else command
+    start a known server. `files`: texts by name of files of flags that are not read from disk."""
+    given = read_text(Path(command[1:]), "yaml") if command.startswith("@") else command
+    text, own = written_files(given)
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     try:
         engine, model, flags = parsed("\n".join(lines))
@@ -150,7 +159,10 @@ def served(command: str) -> Served:
             f"--serve {shown(text)[:80]}: must start with one of vllm serve, vllm.entrypoints.openai.api_server, "
             f"sglang.launch_server, trtllm-serve; {EXAMPLE}"
         )
-    every = {**_of_files(flags), **{name: value for name, value in flags if name not in FILES}}
+    every = {
+        **_of_files(flags, {**(files or {}), **own}),
+        **{name: value for name, value in flags if name not in FILES},
+    }
     model = model or str(every.pop("model", ""))
     every.pop("model", None)
     every = by_key(every) if engine == "vllm" else every
@@ -166,6 +178,10 @@ def served(command: str) -> Served:
         else:
             found.nothing.append(f"{name}={value}")
     found.settings["preset"] = dotted.pop("preset", None) or found.settings["preset"]
+    drafted = speculator_of(engine, every)
+    if drafted is not None:
+        dotted["speculation"], names = drafted
+        found.drafts = [f"--{name} {every.pop(name)}".strip() for name in names]
     for name, value in every.items():
         dotted |= _settings(engine, name, str(value), found)
     _experts(engine, every, dotted, found)
@@ -173,12 +189,13 @@ def served(command: str) -> Served:
     return found
 
 
-def _of_files(flags: Flags) -> dict[str, Any]:
-    """Return the flags in the files that a command names."""
+def _of_files(flags: Flags, files: Mapping[str, str]) -> dict[str, Any]:
+    """Return the flags in the files that a command names; `files`: those at hand, by name."""
     found: dict[str, Any] = {}
     for name, value in flags:
         if name in FILES:
-            loaded = read_yaml(Path(value), f"--serve: --{name}")
+            where = f"--serve: --{name}"
+            loaded = parse_yaml(files[value], where) if value in files else read_yaml(Path(value), where)
             if not isinstance(loaded, Mapping):
                 raise UserError(f"--serve: --{name} {value}: not a mapping of flags to values")
             if isinstance(cache := loaded.get("kv_cache_config"), Mapping):  # TensorRT-LLM's
@@ -208,11 +225,9 @@ def _model(name: str) -> str:
 def _settings(engine: str, name: str, value: str, found: Served) -> dict[str, Any]:
     """Return the settings of a flag, and record the flag if it has none."""
     written = f"--{name} {value}".strip()
-    if name == "speculative-config":
-        drafts = _speculation(value)
-        if drafts is None:
-            found.unknown.append(written)
-        return {"speculation": drafts} if drafts is not None else {}
+    if name in (CONFIG, *SGLANG):  # of drafts that are not modeled
+        found.unknown.append(written)
+        return {}
     if SIZES.get(name) == "ep":
         return {}
     if hint := HINTS.get(name) or HINTS.get(f"{name} {value}"):
@@ -236,18 +251,6 @@ def _number(value: str) -> str:
     """Return 32000 for `32k` and 32768 for `32K`, as in vLLM, and auto for -1."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG])", value)
     return str(int(float(match[1]) * _SUFFIXES[match[2]])) if match else value
-
-
-def _speculation(text: str) -> str | None:
-    """Return vLLM's --speculative-config as a speculator, or None if it is not modeled."""
-    try:
-        config = json_value(text)
-    except ValueError:
-        raise UserError(f"--serve: --speculative-config {shown(text)[:120]} is not JSON") from None
-    tokens = config.get("num_speculative_tokens") if isinstance(config, Mapping) else None
-    if not isinstance(config, Mapping) or config.get("method") not in DRAFTS or not isinstance(tokens, int):
-        return None
-    return f"{DRAFTS[config['method']]}:k={tokens}"
 
 
 def _size(name: str, value: object) -> int:

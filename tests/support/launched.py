@@ -55,7 +55,17 @@ OTHERS: Mapping[str, st.SearchStrategy[Any]] = {
     "engine.version": st.sampled_from(["0.30", "0.11.0"]),
     "engine.expert_skew": st.floats(0, 3),
     "ep": st.integers(1, 4),
-    "speculation": st.sampled_from(["ngram:k=4", {"name": "eagle3", "k": 2}, "mtp", "draft-model:model=llama-3.2-1b"]),
+    "speculation": st.sampled_from(
+        [
+            "ngram:k=4",
+            {"name": "eagle3", "k": 2},
+            "mtp",
+            "draft-model:model=llama-3.2-1b",
+            "ngram:prompt_lookup_min=2",
+            "medusa:width=2",
+            "eagle:k=1",
+        ]
+    ),
     "scheduler": st.sampled_from([{"name": "sarathi", "chunk_size": 256}, "vllm:max_num_seqs=7"]),
     "start": st.just({"node_s": 30.0}),
     "kv": st.sampled_from(["paged", "hybrid", {"name": "prefix-hash", "free_order": "front"}]),

@@ -7,6 +7,7 @@ from typing import Any
 
 from servesim.contracts.form import Deployment, Form, forms
 from servesim.launch.engine_command import engine_command
+from servesim.run.container_command import written_files
 from servesim.run.serve_command import served
 
 
@@ -24,7 +25,8 @@ class CommandForm(Form):
         return len(documents) == 1 and isinstance(documents[0], str)
 
     def deployment(self, documents: Sequence[Any]) -> Deployment:
-        lines = documents[0].replace("\\\n", " ").splitlines()
+        script, files = written_files(documents[0])
+        lines = script.replace("\\\n", " ").splitlines()
         wanted = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-        found = served(wanted[-1] if wanted else "")
+        found = served(wanted[-1] if wanted else "", files)
         return Deployment(found.settings, [*found.unknown, *(f"line {line}" for line in wanted[:-1])])

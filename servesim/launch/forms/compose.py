@@ -29,8 +29,13 @@ class ComposeForm(Form):
         workers = workers_of(scenario)
         each = sum(worker.gpus * worker.replicas for worker in workers) <= MOST_GPUS
         services: Settings = {}
+        configs: Settings = {}
         first = 0
         for worker in workers:
+            configs |= {
+                f"{worker.name}-options": {"content": text.replace("$", "$$")}
+                for text in worker.command.files().values()
+            }
             names = [f"{worker.name}-r{i}" for i in range(worker.replicas)] if each else [worker.name]
             for name in names:
                 services[name] = _service(worker, range(first, first + worker.gpus) if each else None)
@@ -43,7 +48,8 @@ class ComposeForm(Form):
         else:
             for number, service in enumerate(services.values()):
                 service["ports"] = _port(number)
-        return {"compose.yaml": dumped([{"name": model_name(scenario), "services": services}])}
+        top = {"name": model_name(scenario), "services": services} | ({"configs": configs} if configs else {})
+        return {"compose.yaml": dumped([top])}
 
     def recognizes(self, documents: Sequence[Any]) -> bool:
         return (
@@ -56,7 +62,13 @@ class ComposeForm(Form):
         for name, service in _services(documents[0]).items():
             container = _container(service)
             deploy = service.get("deploy") or {}
-            read = read_worker(_REPLICA.sub("", str(name)), container, deploy.get("replicas", 1), _gpus(deploy))
+            read = read_worker(
+                _REPLICA.sub("", str(name)),
+                container,
+                deploy.get("replicas", 1),
+                _gpus(deploy),
+                files=_files(service, documents[0].get("configs") or {}),
+            )
             routed = read_router([*container["command"], *container["args"]])
             router = routed or router
             if read is None and routed is None:
@@ -86,14 +98,23 @@ def _service(worker: Worker, devices: range | None) -> Settings:
     reservation = {"devices": [{**chosen, "capabilities": ["gpu"]}]}
     deploy = {"replicas": worker.replicas} if devices is None else {}
     environment = {name: value.replace("$", "$$") for name, value in worker.environment().items()}
+    configs = [{"source": f"{worker.name}-options", "target": path} for path in worker.command.files()]
     return {
         "image": worker.image,
         "entrypoint": worker.start(),
         "command": [word.replace("$", "$$") for word in worker.arguments()],
         "environment": environment | {"HF_TOKEN": "${HF_TOKEN:-}"},
+        **({"configs": configs} if configs else {}),
         "ipc": "host",
         "deploy": {**deploy, "resources": {"reservations": reservation}},
     }
+
+
+def _files(service: Mapping[str, Any], configs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a service's files by path, of those that are in the document."""
+    given = [one if isinstance(one, Mapping) else {"source": one} for one in service.get("configs") or ()]
+    named = {str(one.get("target") or f"/{one['source']}"): configs.get(one["source"]) or {} for one in given}
+    return {path: _plain(str(config["content"])) for path, config in named.items() if "content" in config}
 
 
 def _container(service: Mapping[str, Any]) -> Settings:

@@ -7,7 +7,17 @@ from typing import Any
 
 from servesim.contracts.form import Deployment, Form, forms
 from servesim.contracts.section import Settings
-from servesim.launch.manifests import GPU, dumped, engine_container, limit_of, main_of, pod
+from servesim.launch.manifests import (
+    GPU,
+    config_map,
+    dumped,
+    engine_container,
+    files_of,
+    limit_of,
+    main_of,
+    mounts_of,
+    pod,
+)
 from servesim.launch.routers import read_router, router_command
 from servesim.launch.scalers import hpa, read_hpa
 from servesim.launch.workers import PORT, Worker, assembled, model_name, read_worker, refused_roles, workers_of
@@ -26,6 +36,8 @@ class KubernetesForm(Form):
         for worker in workers:
             own = f"{name}-{worker.name}"
             found.append(_deployment(own, worker, name))
+            files = worker.command.files()
+            found += [config_map(f"{own}-options", files)] if files else []
             scaler = hpa(worker.scenario.get("scaler"), worker.command.engine, own)
             found += [scaler] if scaler is not None else []
         routed = router_command(scenario["router"], ["--service-discovery", "--selector", f"serves={name}",
@@ -42,6 +54,7 @@ class KubernetesForm(Form):
     def deployment(self, documents: Sequence[Any]) -> Deployment:
         reads, unread, router = [], [], None
         scaled = {_target(one): read_hpa(one["spec"]) for one in documents if _kind(one) == "HorizontalPodAutoscaler"}
+        maps = {one["metadata"]["name"]: one.get("data") or {} for one in documents if _kind(one) == "ConfigMap"}
         for one in documents:
             kind = _kind(one)
             name = str((one.get("metadata") or {}).get("name", "server")) if isinstance(one, Mapping) else ""
@@ -49,7 +62,8 @@ class KubernetesForm(Form):
                 spec = one.get("spec") or {}
                 container = main_of(spec)
                 label = ((spec.get("template") or {}).get("metadata") or {}).get("labels", {}).get("pool", name)
-                read = read_worker(str(label), container, spec.get("replicas", 1), limit_of(container))
+                files = files_of(spec, container, maps)
+                read = read_worker(str(label), container, spec.get("replicas", 1), limit_of(container), files=files)
                 router = read_router([str(word) for word in container.get("command") or ()]) or router
                 if read is not None:
                     scaler, more = scaled.get(name, (None, []))
@@ -58,7 +72,7 @@ class KubernetesForm(Form):
                     reads.append(read)
                 elif read_router([str(word) for word in container.get("command") or ()]) is None:
                     unread.append(f"{kind} {name}")
-            elif kind not in _AROUND:
+            elif kind not in _AROUND and not (kind == "ConfigMap" and name.endswith("-options")):
                 unread.append(f"{kind} {name}".strip())
         return assembled(reads, unread, router)
 
@@ -78,15 +92,18 @@ def _target(document: Mapping[str, Any]) -> str:
 def _deployment(name: str, worker: Worker, serves: str) -> Settings:
     labels = {"app": name, "serves": serves, "pool": worker.name}
     probe = {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": 10, "failureThreshold": 360}
+    files, options = worker.command.files(), f"{name}-options"
+    volumes = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    volumes += [{"name": "options", "configMap": {"name": options}}] if files else []
     container = {
         "name": "engine",
         **engine_container(worker),
         "ports": [{"containerPort": PORT}],
         "readinessProbe": probe,
         "resources": {"limits": {GPU: str(worker.gpus)}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, *mounts_of("options", files)],
     }
-    template = pod([container], labels, volumes=[{"name": "shm", "emptyDir": {"medium": "Memory"}}])
+    template = pod([container], labels, volumes=volumes)
     spec = {"replicas": worker.replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "labels": labels}, "spec": spec}
 

@@ -44,6 +44,23 @@ def test_every_flag_that_is_written_is_known(settings: dict[str, Any]) -> None:
         ({"dtype": "fp8"}, "vllm serve {} --quantization fp8"),
         ({"speculation": "ngram:k=4"},
          """vllm serve {} --speculative-config '{{"method": "ngram", "num_speculative_tokens": 4}}'"""),
+        ({"speculation": "eagle3:k=4"},
+         """vllm serve {} --speculative-config '{{"method": "eagle3", "model": """
+         """"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 4}}'"""),
+        ({"speculation": "draft-model:k=2,model=meta-llama/Llama-3.2-1B-Instruct"},
+         """vllm serve {} --speculative-config '{{"method": "draft_model", "model": """
+         """"meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": 2}}'"""),
+        ({"preset": "sglang", "speculation": "eagle:k=3"},
+         "python -m sglang.launch_server --model-path {} --speculative-algorithm EAGLE --speculative-draft-model-path "
+         "yuhuili/EAGLE-LLaMA3.1-Instruct-8B --speculative-num-steps 3 --speculative-eagle-topk 1 "
+         "--speculative-num-draft-tokens 4"),
+        ({"preset": "sglang", "speculation": "mtp:k=1"},
+         "python -m sglang.launch_server --model-path {} --speculative-algorithm NEXTN --speculative-num-steps 1 "
+         "--speculative-eagle-topk 1 --speculative-num-draft-tokens 2"),
+        ({"preset": "tensorrt-llm", "speculation": "eagle3:k=3"},
+         "cat > /tmp/extra-llm-api-config.yml <<'END'\nspeculative_config:\n  decoding_type: Eagle3\n"
+         "  max_draft_len: 3\n  speculative_model: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B\nEND\n"
+         "trtllm-serve {} --extra_llm_api_options /tmp/extra-llm-api-config.yml"),
         ({"scheduler": {"name": "vllm", "enable_chunked_prefill": False}}, "vllm serve {} --no-enable-chunked-prefill"),
         ({"preset": "sglang", "kv": "paged"}, "python -m sglang.launch_server --model-path {} --disable-radix-cache"),
         ({"preset": "sglang", "scheduler": "sglang:enable_mixed_chunk=true"},
@@ -55,6 +72,29 @@ def test_every_flag_that_is_written_is_known(settings: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_a_scenario_is_written_as_its_engine_takes_it(settings: dict[str, Any], text: str) -> None:
     assert command(BASE | settings).text == text.format(BASE["model"])
+
+
+@pytest.mark.parametrize("preset", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize(
+    "speculation", ["eagle3:k=4", "mtp:k=2", "draft-model:k=2,model=meta-llama/Llama-3.2-1B-Instruct"]
+)
+def test_drafts_are_held_by_the_command_of_every_engine(preset: str, speculation: str) -> None:
+    written = command(BASE | {"preset": preset, "speculation": speculation})
+    assert set(written.lost) == {"trace", "gpu"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "speculation"),
+    [("sglang", "ngram:k=4"), ("sglang", "medusa"), ("tensorrt-llm", "eagle"), ("tensorrt-llm", "ngram"),
+     ("vllm", "eagle3:k=2,mlp_width=8"), ("vllm", "eagle3:k=2,adapt=goodput")],
+)  # fmt: skip
+def test_drafts_that_an_engine_does_not_have_are_lost_by_name(preset: str, speculation: str) -> None:
+    written = command(BASE | {"preset": preset, "speculation": speculation})
+    assert any(key.startswith("speculation") for key in written.lost)
+
+
+def test_a_head_that_is_not_published_is_a_path_to_fill_in() -> None:
+    assert '"model": "path/to/medusa-head"' in command(BASE | {"speculation": "medusa:k=3"}).text
 
 
 @pytest.mark.feature("data_parallel")

@@ -88,6 +88,16 @@ def test_an_autoscaler_of_kubernetes_is_held_by_its_object() -> None:
     assert "scaler" not in held(BASE | {"scaler": {"name": "keda"}}, "kubernetes")
 
 
+@pytest.mark.parametrize(
+    ("form", "preset"),
+    [("command", "tensorrt-llm"), ("compose", "tensorrt-llm"), ("kubernetes", "tensorrt-llm"), ("dynamo", "sglang"),
+     ("llm-d", "vllm")],
+)  # fmt: skip
+def test_drafts_are_held_outside_the_comment(form: str, preset: str) -> None:
+    found = held(BASE | {"preset": preset, "speculation": "eagle3:k=4"}, form)
+    assert found["speculation"] == {"name": "eagle3", "k": 4} or found["speculation"] == "eagle3:k=4"
+
+
 @pytest.mark.parametrize("form", ["dynamo", "llm-d"])
 def test_prefill_and_decode_apart_are_two_pools(form: str) -> None:
     found = held(BASE | {"pd": "2x1:1x4"}, form)["pools"]

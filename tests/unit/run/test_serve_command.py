@@ -106,6 +106,53 @@ def test_commands_become_settings(command: str) -> None:
     Scenario.of({**found.settings, "trace": "synth:rate=1", "gpu": "h100"})
 
 
+CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+SGLANG = f"python -m sglang.launch_server --model-path {LLAMA}"
+TRT = "cat <<EOF > /tmp/drafts.yml\nspeculative_config: {{{}}}\nEOF\ntrtllm-serve {} --config /tmp/drafts.yml"
+DRAFTS = {
+    f"{SGLANG} --speculative-algorithm EAGLE3 --speculative-draft-model-path x/y {CHAIN}": "eagle3:k=3",
+    f"{SGLANG} --speculative-algorithm EAGLE {CHAIN}": "mtp:k=3",  # the model's own head
+    f"{SGLANG} --speculative-algorithm STANDALONE --speculative-draft-model-path llama-3.2-1b {CHAIN}": (
+        "draft-model:k=3,model=llama-3.2-1b"
+    ),
+    TRT.format("decoding_type: Eagle, max_draft_len: 3, speculative_model_dir: /x", LLAMA): "eagle3:k=3",
+    TRT.format("decoding_type: MTP, num_nextn_predict_layers: 2", LLAMA): "mtp:k=2",
+    f"""vllm serve {LLAMA} --speculative-config '{{"method": "qwen3_next_mtp", """
+    """"num_speculative_tokens": 2}'""": "mtp:k=2",
+    f"""vllm serve {LLAMA} --speculative-config '{{"method": "ngram", "num_speculative_tokens": 2, """
+    """"prompt_lookup_max": 4}'""": "ngram:k=2,prompt_lookup_min=4,prompt_lookup_max=4",
+}
+
+
+@pytest.mark.parametrize("command", DRAFTS)
+def test_drafts_of_every_engine_are_a_speculator(command: str) -> None:
+    found = served(command)
+    assert (found.settings["speculation"], found.unknown) == (DRAFTS[command], [])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--speculative-algorithm EAGLE3 --speculative-num-steps 3",  # the engine chooses how many per step
+        f"--speculative-algorithm EAGLE3 {CHAIN.replace('topk 1', 'topk 4')}",  # a tree
+        f"--speculative-algorithm NGRAM {CHAIN}",
+        f"--speculative-algorithm STANDALONE --speculative-draft-model-path no/such-model {CHAIN}",
+    ],
+)
+def test_drafts_that_are_no_chain_of_a_known_model_are_not_modeled(flags: str) -> None:
+    found = served(f"{SGLANG} {flags}")
+    assert "speculation" not in found.settings
+    assert len(found.unknown) == flags.count("--")
+
+
+def test_drafts_that_no_scheduler_of_the_engine_verifies_are_left_out_of_a_run_with_a_warning() -> None:
+    for command, flag in [(SGLANG + f" --speculative-algorithm NEXTN {CHAIN}", "--speculative-algorithm NEXTN")]:
+        found = served(command).simulated()
+        assert "speculation" not in found.settings
+        assert flag in found.notes()[0]
+    assert served(next(reversed(DRAFTS))).simulated().settings["speculation"]
+
+
 def test_flags_without_a_meaning_are_named_by_what_they_lack() -> None:
     found = served(f"vllm serve {LLAMA} --port 8000 --enable-lora --served-model-name x --kv-cache-dtype nvfp4")
     assert found.nothing == ["--port 8000", "--served-model-name x"]
