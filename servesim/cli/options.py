@@ -259,7 +259,8 @@ def _setting(key: str, section: str, field: FieldInfo) -> Setting:
     if dict in kinds:
         return setting(help, shown="<str>", open=True)
     shown = "|".join(kind if isinstance(kind, str) else f"<{kind.__name__}>" for kind in kinds)
-    return setting(help, kinds[0] if len(kinds) == 1 else str, shown, open=key in ("model", "gpu"))
+    plain = len(kinds) == 1 and field.default is not None  # without a default, there is the word none, too
+    return setting(help, kinds[0] if plain else str, shown, open=key in ("model", "gpu"))
 
 
 def _kinds(annotation: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import typer
 
 from servesim.errors import UserError
 from servesim.parsing import whole_numbers
+from servesim.sentinels import NOTHING
 
 if TYPE_CHECKING:
     from servesim.cost.roofline import Roof, Steps
@@ -36,7 +37,7 @@ def roofline(
     gpu: Annotated[str | None, typer.Option(help="GPU, or a YAML data sheet.")] = None,
     tp: Annotated[int, typer.Option(help="Tensor parallelism: number of GPUs.")] = 1,
     dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="KV cache format.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache format, or auto (bf16).")] = "bf16",
     batch: Annotated[str, typer.Option(help="Numbers of sequences in decode steps, comma-separated.")] = "1,16,64,256",
     context: Annotated[int, typer.Option(help="Context length of each sequence, in tokens.")] = 1024,
     prompt: Annotated[str, typer.Option(help="Numbers of tokens in prefill steps, comma-separated.")] = "1024",
@@ -98,10 +99,12 @@ def _roof(model: str | None, gpu: str | None, tp: int, dtype: str, kv_dtype: str
     from servesim.cost import build_cost_model
     from servesim.cost.roofline import Roof
     from servesim.hardware import Gpu, ModelSpec
+    from servesim.hardware.footprint import kv_format
 
     if model is None or gpu is None:
         raise UserError("specify --model and --gpu, or a result directory")
-    spec, card = ModelSpec.load(model), Gpu.load(gpu)
+    spec, card, kv_dtype = ModelSpec.load(model), Gpu.load(gpu), kv_format(kv_dtype)
+    tables = None if tables in NOTHING else tables
     return Roof(
         spec, card, tp, dtype, kv_dtype, build_cost_model(spec, card, tp, dtype, kv_dtype=kv_dtype, tables=tables)
     )

@@ -43,7 +43,9 @@ def size(
             show_default="several",
         ),
     ] = None,
-    kv_dtype: Annotated[str, typer.Option(help="KV cache format: fp32, bf16, fp16, fp8, int8, int4.")] = "bf16",
+    kv_dtype: Annotated[
+        str, typer.Option(help="KV cache format: fp32, bf16, fp16, fp8, int8, int4, or auto (bf16).")
+    ] = "bf16",
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
     sequences: Annotated[int, typer.Option(help="Number of sequences in memory at the same time.")] = 1,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block.")] = 16,
@@ -68,14 +70,14 @@ def size(
     is divided as in vLLM at startup: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest.
     """
     from servesim.hardware import Gpu, gpu_names
-    from servesim.hardware.footprint import Load, changed, footprint
+    from servesim.hardware.footprint import Load, changed, footprint, kv_format
     from servesim.run.result_files import to_json
 
     if out is not None:
         from servesim.cli.report import page_file
 
         page_file(out)
-    load = Load(context, sequences, kv_dtype, block_size, memory_utilization)
+    load = Load(context, sequences, kv_format(kv_dtype), block_size, memory_utilization)
     settings = _settings(assignments or []) | ({} if kv_heads is None else {"num_key_value_heads": kv_heads})
     gpus = [Gpu.load(name) for name in (gpu_names() if gpu is None else names("--gpu", gpu))]
     degrees = whole_numbers("--tp", tp) if tp is not None else []

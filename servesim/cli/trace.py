@@ -169,9 +169,11 @@ def _opened(
     columns: str | None,
     steps: list[str] | None,
 ) -> Trace:
+    from servesim.sentinels import NOTHING
     from servesim.traces import open_trace, shape
 
-    options: dict[str, Any] = ({"sort": True} if sort else {}) | ({"timing": timing} if timing else {})
-    options |= {"columns": columns} if columns else {}
+    options: dict[str, Any] = {"sort": True} if sort else {}
+    options |= {"timing": timing} if timing not in (None, "", "auto") else {}
+    options |= {"columns": columns} if columns and columns not in NOTHING else {}
     trace: Trace = shape(open_trace(spec, requests=requests, seed=seed, **options), steps or (), seed)
     return trace

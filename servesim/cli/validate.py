@@ -35,7 +35,9 @@ def validate(
     """
     from servesim.cost.host import HostTerms
     from servesim.experiments.validate import validate as run_all
+    from servesim.sentinels import NOTHING
 
+    kernel_tables = None if str(kernel_tables) in NOTHING else kernel_tables
     terms = HostTerms.load(host) if host is not None else None
     found = run_all(folder, host=terms, model=model, gpu=gpu, tables=kernel_tables, num_blocks=num_gpu_blocks)
     if json_file is not None:

@@ -23,6 +23,11 @@ FORMATS_TRIED = ("bf16", "fp8", "int4")
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
 
 
+def kv_format(name: str) -> str:
+    """Return the KV format that an option means: `auto` is vLLM's, which is bf16 under weights of any format."""
+    return "bf16" if name == "auto" else name
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """The load that KV memory must hold, and its KV format."""

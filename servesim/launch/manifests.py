@@ -73,10 +73,10 @@ def files_of(spec: Mapping[str, Any], container: Mapping[str, Any], maps: Mappin
     """Return the texts of a container's files by path. `spec`: its workload; `maps`: data of the config maps by
     name."""
     volumes = ((spec.get("template") or {}).get("spec") or {}).get("volumes") or ()
-    named = {one.get("name"): maps.get((one.get("configMap") or {}).get("name")) or {} for one in volumes}
+    named = {str(one.get("name")): maps.get(str((one.get("configMap") or {}).get("name"))) or {} for one in volumes}
     found: dict[str, str] = {}
     for mount in container.get("volumeMounts") or ():
-        data, path = named.get(mount.get("name")) or {}, str(mount.get("mountPath"))
+        data, path = named.get(str(mount.get("name"))) or {}, str(mount.get("mountPath"))
         part = mount.get("subPath")
         whole = {f"{path.rstrip('/')}/{key}": str(text) for key, text in data.items()}
         found |= ({path: str(data[part])} if part in data else {}) if part else whole

@@ -17,6 +17,7 @@ from servesim.parsing import with_changes
 from servesim.run.beside import POLICIES
 from servesim.run.presets import preset_settings
 from servesim.run.sections import renamed
+from servesim.sentinels import NOTHING
 
 
 def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
@@ -85,12 +86,26 @@ def with_parts(settings: Mapping[str, Any], parts: Mapping[str, Any], kind: type
     return changed
 
 
+def worded(settings: Mapping[str, Any], kind: type[BaseModel]) -> Settings:
+    """Return settings in which the words `none` and `null` mean None for a field whose default is None, at the top and
+    in sections: a file may say them as the command line does."""
+    inner = sections_of(kind)
+    return {
+        key: worded(value, inner[key]) if key in inner and isinstance(value, Mapping) else _worded(key, value, kind)
+        for key, value in settings.items()
+    }
+
+
+def _worded(key: str, value: Any, kind: type[BaseModel]) -> Any:
+    optional = key in kind.model_fields and kind.model_fields[key].default is None
+    return None if optional and isinstance(value, str) and value in NOTHING else value
+
+
 def assign(settings: Settings, key: str, value: Any, kind: type[BaseModel]) -> None:
     """Put a value into settings under its full name. `none` and `null` mean None for a field whose default is None."""
     outer, dot, inner = key.partition(".")
     if not dot:
-        optional = key in kind.model_fields and kind.model_fields[key].default is None
-        settings[key] = None if optional and value in ("none", "null") else value
+        settings[key] = _worded(key, value, kind)
         return
     current = settings.get(outer)
     if outer in ("gpu", "model"):

@@ -30,7 +30,7 @@ from servesim.errors import UserError, shown, suggest
 from servesim.hardware import model_named
 from servesim.metrics.slo import check_slo
 from servesim.parsing import listed, spelt
-from servesim.run.part_names import sections_of
+from servesim.run.part_names import sections_of, worded
 from servesim.run.pools import pool_scenarios, with_pools
 from servesim.run.presets import under
 from servesim.run.prices import GpuPrice, prices_of
@@ -317,8 +317,9 @@ def scenario_features(own: Sequence[str] = ()) -> tuple[Feature, ...]:
 
 def spelled_out(settings: Mapping[str, Any]) -> Settings:
     """Return settings with the shorthands of all features written out, such as `pd` as two pools."""
-    found = dict(settings)
-    for feature in scenario_features(own_features(settings.get("features"))):
+    own = own_features(settings.get("features"))
+    found = worded(settings, scenario_class(own))
+    for feature in scenario_features(own):
         found = feature.spell_out(found)
     return found
 
