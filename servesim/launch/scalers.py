@@ -1,8 +1,9 @@
-"""Kubernetes' horizontal pod autoscaler, written and read."""
+"""Objects that scale a Deployment, written and read: Kubernetes' horizontal pod autoscaler and KEDA's ScaledObject."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from servesim.contracts.scaler import scalers
@@ -18,20 +19,67 @@ METRICS = {
     "sglang": {"waiting": "sglang:num_queue_reqs", "running": "sglang:num_running_reqs", "kv": "sglang:token_usage"},
 }
 """Names of metrics that the engines export, by metric of the autoscaler."""
+_KNOWN = {name: metric for names in METRICS.values() for metric, name in names.items()}
+PROMETHEUS = "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local:9090"
+"""Address of kube-prometheus-stack's Prometheus in the namespace monitoring; another one must be put in its place."""
+_QUERY = re.compile(r"sum\(([\w:]+)(?:\{[^}]*\})?\)")
+"""The sum of a metric over the pods."""
 _UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6}
 _PERIOD_S = 15
 _MOST_WINDOW_S = 3600
 """Longest stabilization window that Kubernetes accepts."""
 
 
-def hpa(scaler: Mapping[str, Any] | None, engine: str, target: str) -> Settings | None:
-    """Return the autoscaler object of a Deployment, or None for another autoscaler or an engine whose metrics are not
-    known."""
-    if scaler is None or scaler["name"] != "hpa" or engine not in METRICS:
+def scaler_object(scaler: Mapping[str, Any] | None, engine: str, target: str) -> Settings | None:
+    """Return the object that scales a Deployment, or None for an autoscaler that has none here, or an engine whose
+    metrics are not known."""
+    if scaler is None or scaler["name"] not in WRITERS or engine not in METRICS:
         return None
-    params = scalers.configured(scaler)[1]
-    metric = {"name": METRICS[engine][params.metric]}
-    average = {"type": "AverageValue", "averageValue": repr(params.target).removesuffix(".0")}
+    return WRITERS[scaler["name"]](scalers.configured(scaler)[1], METRICS[engine], target)
+
+
+def _hpa(params: Any, metrics: Mapping[str, str], target: str) -> Settings:
+    metric = {"name": metrics[params.metric]}
+    average = {"type": "AverageValue", "averageValue": _text(params.target)}
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
+        "minReplicas": params.min,
+        "maxReplicas": params.max,
+        "metrics": [{"type": "Pods", "pods": {"metric": metric, "target": average}}],
+        "behavior": _behavior(params),
+    }
+    kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
+    return {**kind, "metadata": {"name": target}, "spec": spec}
+
+
+def _scaled_object(params: Any, metrics: Mapping[str, str], target: str) -> Settings | None:
+    """Return KEDA's object with Prometheus as its trigger; None for scaling to zero: without replicas, the engines
+    export no metric that could start one."""
+    if params.min == 0:
+        return None
+    query = f'sum({metrics[params.metric]}{{pod=~"{target}-.*"}})'
+    metadata = {"serverAddress": PROMETHEUS, "query": query, "threshold": _text(params.target)}
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
+        "pollingInterval": max(int(params.polling_s), 1),
+        "cooldownPeriod": int(params.cooldown_s),
+        "minReplicaCount": params.min,
+        "maxReplicaCount": params.max,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(params)}},
+        "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": metadata}],
+    }
+    kind = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject"}
+    return {**kind, "metadata": {"name": target}, "spec": spec}
+
+
+WRITERS: Mapping[str, Callable[[Any, Mapping[str, str], str], Settings | None]] = {
+    "hpa": _hpa,
+    "keda": _scaled_object,
+}
+"""Writers of objects by autoscaler."""
+
+
+def _behavior(params: Any) -> Settings:
     up = {
         "stabilizationWindowSeconds": _window(params.up_window_s),
         "selectPolicy": "Max",
@@ -40,38 +88,66 @@ def hpa(scaler: Mapping[str, Any] | None, engine: str, target: str) -> Settings 
             {"type": "Percent", "value": 100, "periodSeconds": _PERIOD_S},
         ],
     }
-    spec = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
-        "minReplicas": params.min,
-        "maxReplicas": params.max,
-        "metrics": [{"type": "Pods", "pods": {"metric": metric, "target": average}}],
-        "behavior": {"scaleDown": {"stabilizationWindowSeconds": _window(params.down_window_s)}, "scaleUp": up},
-    }
-    kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
-    return {**kind, "metadata": {"name": target}, "spec": spec}
+    return {"scaleDown": {"stabilizationWindowSeconds": _window(params.down_window_s)}, "scaleUp": up}
 
 
-def read_hpa(spec: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """Return an autoscaler from the spec of its object, and the parts that are not understood."""
+def read_scaler(kind: str, spec: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """Return an autoscaler from the spec of its object, one of `READERS`, and the parts that are not understood."""
+    return READERS[kind](spec)
+
+
+def _read_hpa(spec: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     given: Settings = {"min": spec.get("minReplicas", 1), "max": spec.get("maxReplicas", 8)}
     unread = []
-    known = {name: metric for names in METRICS.values() for metric, name in names.items()}
     for one in spec.get("metrics") or ():
         pods = one.get("pods") or {}
-        metric = known.get(str((pods.get("metric") or {}).get("name")))
+        metric = _KNOWN.get(str((pods.get("metric") or {}).get("name")))
         value = (pods.get("target") or {}).get("averageValue")
         if metric is None or value is None or "target" in given:
             unread.append(f"HorizontalPodAutoscaler metric {one.get('type')}")
         else:
             given |= {"metric": metric, "target": _quantity(str(value))}
-    behavior = spec.get("behavior") or {}
+    given |= _read_behavior(spec.get("behavior") or {})
+    return {"name": "hpa", **typed(scalers.resolve("hpa")[0].Params, given)}, unread
+
+
+def _read_scaled_object(spec: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    keys = {"minReplicaCount": "min", "maxReplicaCount": "max"}
+    keys |= {"pollingInterval": "polling_s", "cooldownPeriod": "cooldown_s"}
+    defaults = {"min": 0, "max": 100}  # KEDA's own, where they differ from the parameters'
+    given: Settings = defaults | {here: spec[there] for there, here in keys.items() if there in spec}
+    unread = []
+    for one in spec.get("triggers") or ():
+        metadata = one.get("metadata") or {}
+        metric = _KNOWN.get(_QUERY.sub(r"\1", str(metadata.get("query"))))
+        averaged = one.get("type") == "prometheus" and one.get("metricType", "AverageValue") == "AverageValue"
+        if metric is None or not averaged or "threshold" not in metadata or "target" in given:
+            unread.append(f"ScaledObject trigger {one.get('type')}")
+        else:
+            given |= {"metric": metric, "target": _quantity(str(metadata["threshold"]))}
+    config = (spec.get("advanced") or {}).get("horizontalPodAutoscalerConfig") or {}
+    given |= _read_behavior(config.get("behavior") or {})
+    return {"name": "keda", **typed(scalers.resolve("keda")[0].Params, given)}, unread
+
+
+READERS: Mapping[str, Callable[[Mapping[str, Any]], tuple[Settings, list[str]]]] = {
+    "HorizontalPodAutoscaler": _read_hpa,
+    "ScaledObject": _read_scaled_object,
+}
+"""Readers of specs by kind of object."""
+
+
+def _read_behavior(behavior: Mapping[str, Any]) -> Settings:
     up, down = behavior.get("scaleUp") or {}, behavior.get("scaleDown") or {}
     windows = {"up_window_s": up, "down_window_s": down}
     key = "stabilizationWindowSeconds"
-    given |= {name: side[key] for name, side in windows.items() if key in side}
+    given: Settings = {name: side[key] for name, side in windows.items() if key in side}
     pods = [policy["value"] for policy in up.get("policies") or () if policy.get("type") == "Pods"]
-    given |= {"up_pods": pods[0]} if pods else {}
-    return {"name": "hpa", **typed(scalers.resolve("hpa")[0].Params, given)}, unread
+    return given | ({"up_pods": pods[0]} if pods else {})
+
+
+def _text(target: float) -> str:
+    return repr(target).removesuffix(".0")
 
 
 def _window(seconds: float) -> int:

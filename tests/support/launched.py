@@ -46,7 +46,13 @@ OTHERS: Mapping[str, st.SearchStrategy[Any]] = {
         ]
     ),
     "scaler": st.sampled_from(
-        ["hpa", "hpa:max=4,target=7.5", {"name": "hpa", "min": 2, "down_window_s": 60.0}, "keda:max=3"]
+        [
+            "hpa",
+            "hpa:max=4,target=7.5",
+            {"name": "hpa", "min": 2, "down_window_s": 60.0},
+            "keda:max=3",
+            "keda:min=0,metric=kv,target=0.8",
+        ]
     ),
     "clients.max_concurrency": WHOLE,
     "clients.tool": st.just("vllm-bench"),

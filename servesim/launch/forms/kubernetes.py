@@ -19,7 +19,7 @@ from servesim.launch.manifests import (
     pod,
 )
 from servesim.launch.routers import read_router, router_command
-from servesim.launch.scalers import hpa, read_hpa
+from servesim.launch.scalers import READERS, read_scaler, scaler_object
 from servesim.launch.workers import PORT, Worker, assembled, model_name, read_worker, refused_roles, workers_of
 
 
@@ -38,7 +38,7 @@ class KubernetesForm(Form):
             found.append(_deployment(own, worker, name))
             files = worker.command.files()
             found += [config_map(f"{own}-options", files)] if files else []
-            scaler = hpa(worker.scenario.get("scaler"), worker.command.engine, own)
+            scaler = scaler_object(worker.scenario.get("scaler"), worker.command.engine, own)
             found += [scaler] if scaler is not None else []
         routed = router_command(scenario["router"], ["--service-discovery", "--selector", f"serves={name}",
                                                      "--service-discovery-port", str(PORT)])  # fmt: skip
@@ -53,7 +53,7 @@ class KubernetesForm(Form):
 
     def deployment(self, documents: Sequence[Any]) -> Deployment:
         reads, unread, router = [], [], None
-        scaled = {_target(one): read_hpa(one["spec"]) for one in documents if _kind(one) == "HorizontalPodAutoscaler"}
+        scaled = {_target(one): read_scaler(kind, one["spec"]) for one in documents if (kind := _kind(one)) in READERS}
         maps = {one["metadata"]["name"]: one.get("data") or {} for one in documents if _kind(one) == "ConfigMap"}
         for one in documents:
             kind = _kind(one)
@@ -77,7 +77,7 @@ class KubernetesForm(Form):
         return assembled(reads, unread, router)
 
 
-_AROUND = ("Service", "HorizontalPodAutoscaler", "ServiceAccount", "Role", "RoleBinding", "Secret", "Namespace")
+_AROUND = (*READERS, "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "Namespace")
 """Kinds that change nothing here, or are read with others."""
 
 

@@ -85,7 +85,37 @@ def test_a_router_is_held_by_the_forms_of_its_system(form: str, router: dict[str
 def test_an_autoscaler_of_kubernetes_is_held_by_its_object() -> None:
     scaler = {"name": "hpa", "max": 4, "metric": "kv", "target": 0.75, "down_window_s": 60.0, "up_pods": 2}
     assert held(BASE | {"scaler": scaler}, "kubernetes")["scaler"] == scaler
-    assert "scaler" not in held(BASE | {"scaler": {"name": "keda"}}, "kubernetes")
+
+
+@pytest.mark.parametrize(
+    "scaler",
+    [
+        {"name": "keda"},
+        {"name": "keda", "max": 4, "metric": "kv", "target": 0.75, "polling_s": 15.0, "cooldown_s": 60.0},
+        {"name": "keda", "min": 2, "metric": "running", "target": 24.0, "down_window_s": 60.0, "up_pods": 2},
+    ],
+)
+@pytest.mark.parametrize("preset", ["vllm", "sglang"])
+def test_keda_is_held_by_its_object(preset: str, scaler: dict[str, Any]) -> None:
+    assert held(BASE | {"preset": preset, "scaler": scaler}, "kubernetes")["scaler"] == scaler
+
+
+def test_a_trigger_of_keda_asks_for_the_sum_of_the_metric_over_the_pods() -> None:
+    text = write(BASE | {"scaler": "keda:metric=waiting,target=3"}, "kubernetes")["kubernetes.yaml"]
+    [found] = [one for one in yaml.safe_load_all(text) if one["kind"] == "ScaledObject"]
+    [trigger] = found["spec"]["triggers"]
+    query = 'sum(vllm:num_requests_waiting{pod=~"llama-3-1-8b-instruct-server-.*"})'
+    assert (trigger["metadata"]["query"], trigger["metadata"]["threshold"]) == (query, "3")
+
+
+def test_what_keda_has_no_key_for_is_in_the_comment() -> None:
+    for scaler in ("keda:min=0", "keda:tolerance=0.2", "keda:polling_s=7.5"):
+        text = write(BASE | {"scaler": scaler}, "kubernetes")["kubernetes.yaml"]
+        found = deployment(text, "file")
+        assert found is not None
+        assert whole(found.settings) == whole(BASE | {"scaler": scaler})
+        assert "scaler" in text.partition("\n")[0]
+    assert "ScaledObject" not in write(BASE | {"scaler": "keda:min=0"}, "kubernetes")["kubernetes.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_every_written_manifest_fits_its_schema(data: st.DataObject) -> None:
     ("form", "more"),
     [
         ("kubernetes", {"scaler": "hpa:metric=kv,target=0.7", "router": "sglang-cache-aware"}),
+        ("kubernetes", {"scaler": "keda:metric=running,target=24,max=4"}),
         ("kubernetes", {"preset": "tensorrt-llm", "speculation": "eagle3"}),
         ("compose", {"preset": "tensorrt-llm", "speculation": "mtp:k=2"}),
         ("compose", {"router": "vllm-router-cache-aware", "replicas": 3}),
