@@ -1,4 +1,5 @@
-"""Objects that scale a Deployment, written and read: Kubernetes' horizontal pod autoscaler and KEDA's ScaledObject."""
+"""Objects that scale a Deployment, written and read: Kubernetes' horizontal pod autoscaler, KEDA's
+ScaledObject and llm-d's VariantAutoscaling."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 from servesim.contracts.scaler import scalers
 from servesim.contracts.section import Settings
 from servesim.launch.routers import typed
+from servesim.launch.workers import Worker
 
 METRICS = {
     "vllm": {
@@ -22,6 +24,9 @@ METRICS = {
 _KNOWN = {name: metric for names in METRICS.values() for metric, name in names.items()}
 PROMETHEUS = "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local:9090"
 """Address of kube-prometheus-stack's Prometheus in the namespace monitoring; another one must be put in its place."""
+VARIANT = "VariantAutoscaling"
+WVA_METRIC = "wva_desired_replicas"
+"""Metric in which llm-d's controller tells the pod autoscaler how many replicas it wants."""
 _QUERY = re.compile(r"sum\(([\w:]+)(?:\{[^}]*\})?\)")
 """The sum of a metric over the pods."""
 _UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6}
@@ -30,16 +35,17 @@ _MOST_WINDOW_S = 3600
 """Longest stabilization window that Kubernetes accepts."""
 
 
-def scaler_object(scaler: Mapping[str, Any] | None, engine: str, target: str) -> Settings | None:
-    """Return the object that scales a Deployment, or None for an autoscaler that has none here, or an engine whose
-    metrics are not known."""
-    if scaler is None or scaler["name"] not in WRITERS or engine not in METRICS:
-        return None
-    return WRITERS[scaler["name"]](scalers.configured(scaler)[1], METRICS[engine], target)
+def scaler_objects(worker: Worker, target: str) -> list[Settings]:
+    """Return the objects that scale a Deployment: none for an autoscaler that has none here, or an engine whose metrics
+    are not known."""
+    scaler = worker.scenario.get("scaler")
+    if scaler is None or scaler["name"] not in WRITERS or worker.command.engine not in METRICS:
+        return []
+    return WRITERS[scaler["name"]](scalers.configured(scaler)[1], worker, target)
 
 
-def _hpa(params: Any, metrics: Mapping[str, str], target: str) -> Settings:
-    metric = {"name": metrics[params.metric]}
+def _hpa(params: Any, worker: Worker, target: str) -> list[Settings]:
+    metric = {"name": METRICS[worker.command.engine][params.metric]}
     average = {"type": "AverageValue", "averageValue": _text(params.target)}
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
@@ -48,16 +54,15 @@ def _hpa(params: Any, metrics: Mapping[str, str], target: str) -> Settings:
         "metrics": [{"type": "Pods", "pods": {"metric": metric, "target": average}}],
         "behavior": _behavior(params),
     }
-    kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
-    return {**kind, "metadata": {"name": target}, "spec": spec}
+    return [_object("autoscaling/v2", "HorizontalPodAutoscaler", target, spec)]
 
 
-def _scaled_object(params: Any, metrics: Mapping[str, str], target: str) -> Settings | None:
-    """Return KEDA's object with Prometheus as its trigger; None for scaling to zero: without replicas, the engines
+def _scaled_object(params: Any, worker: Worker, target: str) -> list[Settings]:
+    """Return KEDA's object with Prometheus as its trigger; none for scaling to zero: without replicas, the engines
     export no metric that could start one."""
     if params.min == 0:
-        return None
-    query = f'sum({metrics[params.metric]}{{pod=~"{target}-.*"}})'
+        return []
+    query = f'sum({METRICS[worker.command.engine][params.metric]}{{pod=~"{target}-.*"}})'
     metadata = {"serverAddress": PROMETHEUS, "query": query, "threshold": _text(params.target)}
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
@@ -68,13 +73,33 @@ def _scaled_object(params: Any, metrics: Mapping[str, str], target: str) -> Sett
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(params)}},
         "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": metadata}],
     }
-    kind = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject"}
-    return {**kind, "metadata": {"name": target}, "spec": spec}
+    return [_object("keda.sh/v1alpha1", "ScaledObject", target, spec)]
 
 
-WRITERS: Mapping[str, Callable[[Any, Mapping[str, str], str], Settings | None]] = {
+def _variant(params: Any, worker: Worker, target: str) -> list[Settings]:
+    """Return llm-d's object of a variant, and the pod autoscaler that carries out what its controller asks for; none
+    for an engine other than vLLM, or for scaling to zero, which is a setting of the controller."""
+    if worker.command.engine != "vllm" or params.min == 0:
+        return []
+    of = {"apiVersion": "apps/v1", "kind": "Deployment", "name": target}
+    metric = {"name": WVA_METRIC, "selector": {"matchLabels": {"variant_name": target}}}
+    external = {"metric": metric, "target": {"type": "AverageValue", "averageValue": "1"}}
+    bounds = {"minReplicas": params.min, "maxReplicas": params.max}
+    spec = {"scaleTargetRef": of, **bounds, "metrics": [{"type": "External", "external": external}]}
+    return [
+        _object("llmd.ai/v1alpha1", VARIANT, target, {"scaleTargetRef": of, "modelID": worker.command.model}),
+        _object("autoscaling/v2", "HorizontalPodAutoscaler", target, spec),
+    ]
+
+
+def _object(version: str, kind: str, name: str, spec: Settings) -> Settings:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+WRITERS: Mapping[str, Callable[[Any, Worker, str], list[Settings]]] = {
     "hpa": _hpa,
     "keda": _scaled_object,
+    "llm-d-wva": _variant,
 }
 """Writers of objects by autoscaler."""
 
@@ -98,6 +123,9 @@ def read_scaler(kind: str, spec: Mapping[str, Any]) -> tuple[Settings, list[str]
 
 def _read_hpa(spec: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     given: Settings = {"min": spec.get("minReplicas", 1), "max": spec.get("maxReplicas", 8)}
+    names = [((one.get("external") or {}).get("metric") or {}).get("name") for one in spec.get("metrics") or ()]
+    if WVA_METRIC in names:
+        return {"name": "llm-d-wva", **typed(scalers.resolve("llm-d-wva")[0].Params, given)}, []
     unread = []
     for one in spec.get("metrics") or ():
         pods = one.get("pods") or {}

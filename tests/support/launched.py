@@ -52,6 +52,8 @@ OTHERS: Mapping[str, st.SearchStrategy[Any]] = {
             {"name": "hpa", "min": 2, "down_window_s": 60.0},
             "keda:max=3",
             "keda:min=0,metric=kv,target=0.8",
+            "llm-d-wva:max=3,kv_threshold=0.7",
+            {"name": "dynamo-planner", "max": 4, "ttft_ms": 300.0},
         ]
     ),
     "clients.max_concurrency": WHOLE,

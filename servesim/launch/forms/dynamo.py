@@ -10,12 +10,14 @@ from servesim.contracts.router import routers
 from servesim.contracts.section import Settings
 from servesim.launch.flags import Flag
 from servesim.launch.manifests import GPU, TOKEN, dumped, limit_of, main_of
+from servesim.launch.planner import planner_arguments, read_planner
 from servesim.launch.routers import typed
 from servesim.launch.workers import Read, Worker, assembled, model_name, read_worker, workers_of
 
 KIND = "DynamoGraphDeployment"
 RUNTIME = "1.6.1"
 """Version of Dynamo, the one whose router servesim models."""
+PLANNER = f"nvcr.io/nvidia/ai-dynamo/dynamo-planner:{RUNTIME}"
 MODULES = {"dynamo.vllm": "vllm.entrypoints.openai.api_server", "dynamo.sglang": "sglang.launch_server"}
 """Commands of engines by the modules of Dynamo that take their flags."""
 MODES = {
@@ -70,10 +72,11 @@ class DynamoForm(Form):
         image = f"nvcr.io/nvidia/ai-dynamo/{engine}-runtime:{RUNTIME}"
         apart = any(worker.role != "both" for worker in workers)
         frontend = _component("frontend", "frontend", 1, {"image": image, "env": _router(scenario["router"])})
-        spec = {
-            "backendFramework": engine,
-            "components": [frontend, *(_worker(worker, image, apart, scenario["router"]) for worker in workers)],
-        }
+        components = [frontend, *(_worker(worker, image, apart, scenario["router"]) for worker in workers)]
+        if (planner := planner_arguments(workers)) is not None:
+            container = {"image": PLANNER, "command": ["python3"], "args": planner}
+            components.append(_component("planner", "planner", 1, container))
+        spec = {"backendFramework": engine, "components": components}
         meta = {"metadata": {"name": model_name(scenario)}}
         return {"dynamo.yaml": dumped([{"apiVersion": "nvidia.com/v1beta1", "kind": KIND, **meta, "spec": spec}])}
 
@@ -81,7 +84,7 @@ class DynamoForm(Form):
         return any(isinstance(one, Mapping) and one.get("kind") == KIND for one in documents)
 
     def deployment(self, documents: Sequence[Any]) -> Deployment:
-        reads, unread, router = [], [], None
+        reads, unread, router, planners = [], [], None, []
         for document in documents:
             if not isinstance(document, Mapping) or document.get("kind") != KIND:
                 unread.append(f"kind {document.get('kind') if isinstance(document, Mapping) else document}")
@@ -90,10 +93,13 @@ class DynamoForm(Form):
                 kind = component.get("type") or component.get("componentType")
                 if kind == "frontend":
                     router = _read_router(_container(component)) or router
+                elif kind == "planner":
+                    planners.append(_container(component))
                 elif (read := _read_worker(name, component)) is not None:
                     reads.append(read)
                 else:
                     unread.append(f"component {name}")
+        unread += [text for container in planners for text in read_planner(container, reads)]
         return assembled(reads, unread, router)
 
 

@@ -19,7 +19,7 @@ from servesim.launch.manifests import (
     pod,
 )
 from servesim.launch.routers import read_router, router_command
-from servesim.launch.scalers import READERS, read_scaler, scaler_object
+from servesim.launch.scalers import READERS, VARIANT, read_scaler, scaler_objects
 from servesim.launch.workers import PORT, Worker, assembled, model_name, read_worker, refused_roles, workers_of
 
 
@@ -38,8 +38,7 @@ class KubernetesForm(Form):
             found.append(_deployment(own, worker, name))
             files = worker.command.files()
             found += [config_map(f"{own}-options", files)] if files else []
-            scaler = scaler_object(worker.scenario.get("scaler"), worker.command.engine, own)
-            found += [scaler] if scaler is not None else []
+            found += scaler_objects(worker, own)
         routed = router_command(scenario["router"], ["--service-discovery", "--selector", f"serves={name}",
                                                      "--service-discovery-port", str(PORT)])  # fmt: skip
         if routed is not None:
@@ -77,7 +76,7 @@ class KubernetesForm(Form):
         return assembled(reads, unread, router)
 
 
-_AROUND = (*READERS, "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "Namespace")
+_AROUND = (*READERS, VARIANT, "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "Namespace")
 """Kinds that change nothing here, or are read with others."""
 
 

@@ -108,6 +108,18 @@ def test_a_trigger_of_keda_asks_for_the_sum_of_the_metric_over_the_pods() -> Non
     assert (trigger["metadata"]["query"], trigger["metadata"]["threshold"]) == (query, "3")
 
 
+def test_the_autoscaler_of_llm_d_is_held_by_a_variant_and_the_object_that_carries_it_out() -> None:
+    scaler = {"name": "llm-d-wva", "min": 2, "max": 6}
+    assert held(BASE | {"scaler": scaler}, "kubernetes")["scaler"] == scaler
+    text = write(BASE | {"scaler": scaler | {"kv_threshold": 0.7}}, "kubernetes")["kubernetes.yaml"]
+    variant, pods = (one for one in yaml.safe_load_all(text) if "Autoscal" in one["kind"])
+    assert variant["spec"]["modelID"] == BASE["model"]
+    selector = pods["spec"]["metrics"][0]["external"]["metric"]["selector"]
+    assert selector == {"matchLabels": {"variant_name": variant["metadata"]["name"]}}
+    assert "scaler.kv_threshold=0.7" in text.partition("\n")[0]
+    assert "scaler" not in held(BASE | {"preset": "sglang", "scaler": scaler}, "kubernetes")
+
+
 def test_what_keda_has_no_key_for_is_in_the_comment() -> None:
     for scaler in ("keda:min=0", "keda:tolerance=0.2", "keda:polling_s=7.5"):
         text = write(BASE | {"scaler": scaler}, "kubernetes")["kubernetes.yaml"]
@@ -126,6 +138,29 @@ def test_what_keda_has_no_key_for_is_in_the_comment() -> None:
 def test_drafts_are_held_outside_the_comment(form: str, preset: str) -> None:
     found = held(BASE | {"preset": preset, "speculation": "eagle3:k=4"}, form)
     assert found["speculation"] == {"name": "eagle3", "k": 4} or found["speculation"] == "eagle3:k=4"
+
+
+@pytest.mark.parametrize(
+    "scaler",
+    [
+        {"name": "dynamo-planner"},
+        {"name": "dynamo-planner", "loops": "load", "ttft_ms": 300.0, "itl_ms": 22.5, "min": 2, "max_gpu_budget": 16},
+        {"name": "dynamo-planner", "predictor": "kalman", "throughput_s": 60.0, "load_s": 10.0, "sensitivity": 0.7},
+    ],
+)
+@pytest.mark.parametrize("pd", [None, "2x1:2x1"])
+def test_dynamos_planner_is_held_by_a_component(scaler: dict[str, Any], pd: str | None) -> None:
+    found = held(BASE | {"scaler": scaler, "pd": pd, "replicas": 1 if pd else 2}, "dynamo")
+    assert [pool["scaler"] for pool in found.get("pools") or [found]] == [scaler] * (2 if pd else 1)
+
+
+def test_what_dynamos_planner_has_no_key_for_is_in_the_comment() -> None:
+    settings = BASE | {"replicas": 2, "scaler": {"name": "dynamo-planner", "max": 4, "isl": 500}}
+    text = write(settings, "dynamo")["dynamo.yaml"]
+    found = deployment(text, "file")
+    assert found is not None
+    assert whole(found.settings) == whole(settings)
+    assert "scaler.max=4 scaler.isl=500" in text.partition("\n")[0]
 
 
 @pytest.mark.parametrize("form", ["dynamo", "llm-d"])

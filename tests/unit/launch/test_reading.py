@@ -191,10 +191,12 @@ def test_a_malformed_comment_is_one_line() -> None:
 JUNK = (None, 3, 2.5, "", "'", [], {}, [None], [{}], {"a": 1}, True)
 WRITTEN = (
     ("kubernetes", {"scaler": "hpa", "router": "sglang-cache-aware", "replicas": 2}),
+    ("kubernetes", {"scaler": "llm-d-wva"}),
     ("kubernetes", {"scaler": "keda", "preset": "sglang"}),
     ("kubernetes", {"preset": "tensorrt-llm", "speculation": "eagle3:k=2"}),
     ("compose", {"preset": "tensorrt-llm", "speculation": "eagle3:k=2"}),
     ("compose", {"router": "vllm-router-cache-aware", "replicas": 2}),
+    ("dynamo", {"scaler": "dynamo-planner", "replicas": 2}),
     ("dynamo", {"router": "dynamo-kv", "pd": "1x1:1x1"}),
     ("llm-d", {"router": "llm-d", "pd": "1x1:1x1"}),
 )

@@ -44,10 +44,12 @@ def test_every_written_manifest_fits_its_schema(data: st.DataObject) -> None:
     ("form", "more"),
     [
         ("kubernetes", {"scaler": "hpa:metric=kv,target=0.7", "router": "sglang-cache-aware"}),
+        ("kubernetes", {"scaler": "llm-d-wva:max=4"}),
         ("kubernetes", {"scaler": "keda:metric=running,target=24,max=4"}),
         ("kubernetes", {"preset": "tensorrt-llm", "speculation": "eagle3"}),
         ("compose", {"preset": "tensorrt-llm", "speculation": "mtp:k=2"}),
         ("compose", {"router": "vllm-router-cache-aware", "replicas": 3}),
+        ("dynamo", {"scaler": "dynamo-planner", "replicas": 2}),
         ("dynamo", {"pd": "2x1:1x4", "router": "dynamo-kv"}),
         ("llm-d", {"pd": "2x1:1x4", "router": "llm-d:prefix_weight=5"}),
         ("llm-d", {"router": "llm-d-precise", "tp": 2}),
