@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -71,6 +71,8 @@ class Setting:
     on: str = "true"
     common: bool = False
     """Whether `--help` lists it, not only `--help-all`: its field is annotated with COMMON."""
+    optional: bool = False
+    """Whether a number need not be given: the word none stands for that."""
     open: bool = False
     """Whether it has parts that no field declares: parameters of a policy, limits, parts of a data sheet or config."""
 
@@ -258,9 +260,10 @@ def _setting(key: str, section: str, field: FieldInfo) -> Setting:
         return setting(f"{help} Repeatable.", list[str], shown)
     if dict in kinds:
         return setting(help, shown="<str>", open=True)
+    if len(kinds) == 1 and kinds[0] in (int, float) and field.default is None:
+        return setting(help, kinds[0], f"<{kinds[0].__name__}>", optional=True)
     shown = "|".join(kind if isinstance(kind, str) else f"<{kind.__name__}>" for kind in kinds)
-    plain = len(kinds) == 1 and field.default is not None  # without a default, there is the word none, too
-    return setting(help, kinds[0] if plain else str, shown, open=key in ("model", "gpu"))
+    return setting(help, kinds[0] if len(kinds) == 1 else str, shown, open=key in ("model", "gpu"))
 
 
 def _kinds(annotation: Any) -> list[Any]:
@@ -323,7 +326,12 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
         shown = s.shown.replace(">", ",...>") if several and s.key not in ("slo", "slo_classes", "columns") else s.shown
         completes = values_of(s.key, [word for word in s.shown.split("|") if "<" not in word and word.islower()])
         option = typer.Option(
-            *s.names, help=s.help, metavar=shown, autocompletion=completes, rich_help_panel=COMMON if s.common else None
+            *s.names,
+            help=s.help,
+            metavar=shown,
+            autocompletion=completes,
+            rich_help_panel=COMMON if s.common else None,
+            parser=partial(_number, s.type) if s.optional and not several else None,
         )
         name = f"{re.sub(r'[^a-z0-9]', '_', s.key.lower())}_{i}"
         parameters.append(
@@ -333,6 +341,14 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
         )
 
     return list(zip(made(parameters), settings, strict=True))
+
+
+def _number(kind: Callable[[str], Any], text: str) -> Any:
+    """Return text as a number, or unchanged if it is a word such as none, or wrong, which the scenario says."""
+    try:
+        return kind(text)
+    except ValueError:
+        return text
 
 
 def canonical(
