@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import tempfile
+import threading
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,24 @@ from servesim.experiments.store import CELLS, Cell, Store, compute
 
 RETRIES = 3
 """Number of retries for a cell whose worker or node died."""
+LISTENER = "ray_listen_error_messages"
+"""Thread of Ray that prints a cluster's errors, the last lines of a dead daemon's log among them, whatever
+`log_to_driver` says."""
+
+
+class Quiet:
+    """Standard output without what Ray's listener prints: dead workers and nodes are retried, and a cell that fails has
+    an error of its own."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text, unless it comes from the listener."""
+        return len(text) if threading.current_thread().name == LISTENER else int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class RayExecutor:
@@ -37,6 +58,10 @@ class RayExecutor:
 
     def __call__(self, cells: Sequence[Cell], store: Store, on_done: Any) -> None:
         """See servesim.experiments.executors."""
+        with redirect_stdout(Quiet(sys.stdout)):
+            self._compute_all(cells, store, on_done)
+
+    def _compute_all(self, cells: Sequence[Cell], store: Store, on_done: Any) -> None:
         ray = self._ray
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
         traces = {path: ray.put(path.read_bytes()) for cell in cells if (path := trace_file(cell.settings, store.root))}

@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from servesim.experiments.ray_executor import LISTENER, Quiet
 from servesim.experiments.sweep import sweep
 
 ONCE = """
@@ -85,6 +88,16 @@ def test_a_sweep_on_two_nodes_with_a_worker_killed_equals_the_local_one(cluster:
     assert found == set(frame["address"])
     for path in (p for p in (tmp_path / "near").rglob("*") if p.is_file() and p.name != "timing.json"):
         assert (tmp_path / "far" / path.relative_to(tmp_path / "near")).read_bytes() == path.read_bytes()
+
+
+def test_what_the_listener_of_ray_prints_does_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with redirect_stdout(Quiet(sys.stdout)):
+        for name in (LISTENER, "another"):
+            thread = threading.Thread(target=lambda: print(f"from {threading.current_thread().name}"), name=name)
+            thread.start()
+            thread.join()
+        print("from here", flush=True)
+    assert capsys.readouterr().out == "from another\nfrom here\n"
 
 
 OBJECT = """
