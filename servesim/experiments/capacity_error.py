@@ -21,13 +21,14 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_scaled import at_load
 from servesim.experiments.capacity_study import Study, load_text
 from servesim.experiments.goals import Goal
-from servesim.experiments.limit_search import NearSearch, RateSearch
+from servesim.experiments.limit_search import LimitSearch, RateSearch
 from servesim.experiments.outcome import judge
 from servesim.experiments.run_metrics import Run
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import WORDS, Spread
 from servesim.run.error_bars import side_of
+from servesim.run.replica_search import ReplicaSearch
 from servesim.run.scenario import Scenario
 from servesim.run.stretched import SAYS, Stretch, ratio_spread, stretches
 
@@ -58,7 +59,7 @@ class End:
     """Whether this is the end with shorter times."""
     rate: float | None
     """Requests/s for which replicas are searched, or None if the search is for the rate."""
-    search: RateSearch | NearSearch
+    search: LimitSearch
     hopeless: bool = False
     """Whether even requests served alone miss a goal."""
     tried: int = 0
@@ -74,16 +75,13 @@ class End:
     def tell(self, load: float, carried: bool) -> None:
         """Record whether a load was carried."""
         self.tried += 1
-        if isinstance(self.search, NearSearch):
-            self.search.tell(int(load), carried)
-        else:
-            self.search.tell(load, carried)
+        self.search.tell(load, carried)
 
     def found(self) -> float | None:
         """Return the smallest number of replicas, or the rate at the outer end of the remaining bracket. Return None if
         not found."""
-        if isinstance(self.search, NearSearch):
-            return self.search.fewest
+        if not isinstance(self.search, RateSearch):
+            return self.search.found
         rate = (self.search.high if self.fast else self.search.low) / self.stretch.times
         return rate if 0 < rate < math.inf else None
 
@@ -144,13 +142,13 @@ class CapacityError:
             return End(variant, stretch, fast, row["rate"], self._near(row["replicas"], stretch.times), hopeless)
         return End(variant, stretch, fast, None, self._begun(variant, stretch, row["rate"]), hopeless)
 
-    def _near(self, replicas: int, times: float) -> NearSearch:
+    def _near(self, replicas: int, times: float) -> ReplicaSearch:
         """Return a search around `replicas`, the smallest number that suffices at the simulated times. With longer
         times, at least as many are needed; with shorter times, that many suffice."""
         guess = math.ceil(replicas * times)
         if times > 1:
-            return NearSearch(max(replicas, guess - 1), min(self._most, MORE * guess), too_few=replicas - 1)
-        return NearSearch(guess, replicas, fewest=replicas)
+            return ReplicaSearch(min(self._most, MORE * guess), max(replicas, guess - 1), too_few=replicas - 1)
+        return ReplicaSearch(replicas, guess, fewest=replicas)
 
     def _begun(self, variant: Variant, stretch: Stretch, rate: float) -> RateSearch:
         """Return a search that starts with the results of existing runs."""

@@ -15,7 +15,7 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_scaled import at_load, scaled_labels
 from servesim.experiments.goals import Goal
 from servesim.experiments.idle import Alone, trace_of
-from servesim.experiments.limit_search import START, RateSearch
+from servesim.experiments.limit_search import START, LimitSearch, RateSearch
 from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.replicates import WORKLOAD, Replicates
@@ -67,57 +67,52 @@ class Study:
         self._alone_runs: dict[str, list[tuple[Alone, Run]]] = {}
         self.errors: dict[str, str] = {}
         self._last: dict[str, Cell] = {}
-        self._searches: dict[str, RateSearch | ReplicaSearch] = {}
+        self._searches: dict[str, LimitSearch] = {}
         self.scaled = scaled_labels(variants)
         """Labels of deployments with an autoscaler."""
 
     def highest_rates(self, tolerance: float) -> dict[str, tuple[RateSearch, RateSearch, RateSearch]]:
         """Run three searches per deployment: one for the rate at which the margin over the goals is 0, and two for the
         ends of the rate's interval. Deployments that miss a goal even on an idle server have no searches."""
-        open_ones = self._open_after_idle()
         found = {}
-        for v in open_ones:
+        for v in self._open_after_idle():
             start, step = self._repeats.mean_rate or START, 2.0
             if v.label in self._near:
                 start, step = self._near[v.label] / BELOW, STEP
             mean, lower, upper = (RateSearch(times * tolerance, start, step) for times in (1, ENDS, ENDS))
             found[v.label] = mean, lower, upper
-        self._searches = {label: searches[0] for label, searches in found.items()}
-        while True:
-            wanted = []
-            for v in open_ones:
-                rates = [s.next() for s in found[v.label]] if v.label not in self.errors else []
-                wanted += [(v, rate) for rate in rates if rate is not None][:1]
-            if not wanted:
-                return found
-            self.run_at("rate", wanted)
-            for v, rate in wanted:
-                if (v.label, rate) in self.judged:
-                    at = self.judged[v.label, rate]
-                    margins = (at.margin, at.margin_low, at.margin_high)
-                    for search, margin in zip(found[v.label], margins, strict=True):
-                        search.tell(rate, margin >= 0)
+        self._search("rate", found)
+        return found
 
     def fewest_replicas(self, max_replicas: int) -> dict[str, int | None]:
         """Run one search per deployment for the smallest sufficient number of replicas. The result is None for a
         deployment that never carries the rate."""
-        open_ones = self._open_after_idle()
-        searches = {v.label: ReplicaSearch(max_replicas) for v in open_ones}
-        self._searches = {**searches}
-        while True:
-            wanted = [
-                (v, n) for v in open_ones if v.label not in self.errors and (n := searches[v.label].next()) is not None
-            ]
-            if not wanted:
-                return {v.label: searches[v.label].fewest if v.label in searches else None for v in self.variants}
-            self.run_at("replicas", wanted)
-            for v, n in wanted:
-                if (v.label, n) in self.judged:
-                    searches[v.label].tell(n, self.judged[v.label, n].carried)
-                    if self._in_vain(v.label, n):
-                        searches[v.label].give_up()
+        searches = {v.label: ReplicaSearch(max_replicas) for v in self._open_after_idle()}
+        self._search("replicas", {label: (search,) for label, search in searches.items()})
+        return {v.label: searches[v.label].fewest if v.label in searches else None for v in self.variants}
 
-    def _in_vain(self, label: str, n: int) -> bool:
+    def _search(self, key: str, searches: Mapping[str, Sequence[LimitSearch]]) -> None:
+        """Run loads round by round until each deployment's searches are done: for the load at which the margin over the
+        goals is 0, and for the ends of its interval, if these are searched too."""
+        self._searches = {label: each[0] for label, each in searches.items()}
+        open_ones = [v for v in self.variants if v.label in searches]
+        while True:
+            wanted = []
+            for v in open_ones:
+                loads = [s.next() for s in searches[v.label]] if v.label not in self.errors else []
+                wanted += [(v, load) for load in loads if load is not None][:1]
+            if not wanted:
+                return
+            self.run_at(key, wanted)
+            for v, load in wanted:
+                if (at := self.judged.get((v.label, load))) is not None:
+                    margins = (at.margin, at.margin_low, at.margin_high)
+                    for search, margin in zip(searches[v.label], margins, strict=False):
+                        search.tell(load, margin >= 0)
+                        if isinstance(search, ReplicaSearch) and self._in_vain(v.label, load):
+                            search.give_up()
+
+    def _in_vain(self, label: str, n: float) -> bool:
         """Return whether further doubling is futile: the last one improved no share, and servers were idle most of the
         time or the replicas belong to an autoscaler."""
         if n % 2 or (label, n // 2) not in self.judged or self.judged[label, n].carried:

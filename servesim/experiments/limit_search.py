@@ -1,13 +1,33 @@
-"""Searches for a limit. Each one returns the next value to try and records whether that value was carried."""
+"""Searches for a limit. Each one returns the next load to try and records whether that load was carried."""
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 START = 1.0
 """First rate to try if none is known, in requests/s."""
 FARTHEST = 20
 """Number of doublings or halvings after which a search gives up."""
+
+
+class LimitSearch(Protocol):
+    """Search for the limit of a deployment: the highest rate that it carries, or the number of replicas it needs
+    (servesim.run.replica_search)."""
+
+    def next(self) -> float | None:
+        """Return the load to try, or None if the limit is found or cannot be."""
+
+    def tell(self, load: float, carried: bool, /) -> None:
+        """Record whether a load was carried."""
+
+    @property
+    def found(self) -> float | None:
+        """The limit, or None if there is none."""
+
+    @property
+    def left(self) -> int:
+        """Number of loads that will probably still be tried."""
 
 
 class RateSearch:
@@ -30,6 +50,11 @@ class RateSearch:
     def low(self) -> float:
         """Highest rate below `high` that was carried, or 0 if there is none."""
         return max((rate for rate in self._carried if rate < self.high), default=0.0)
+
+    @property
+    def found(self) -> float | None:
+        """Highest rate that was carried, or None if there is none."""
+        return self.low or None
 
     def next(self) -> float | None:
         """Return the rate to try, or None if the bracket is narrow enough or no limit can be found."""
@@ -62,37 +87,3 @@ class RateSearch:
             self._carried.append(rate)
         else:
             self.high = min(self.high, rate)
-
-
-class NearSearch:
-    """Search for the smallest number of replicas that carries a load, moving away from a guess in steps that double.
-    `too_few` and `fewest`, if known in advance, are a number that does not carry it and one that does."""
-
-    def __init__(self, guess: int, most: int, too_few: int = 0, fewest: int | None = None) -> None:
-        self._guess, self._most = min(guess, most), most
-        self._too_few = too_few
-        self._step = 1
-        self._tried = False
-        self.fewest = fewest
-        """Smallest number of replicas known to carry the load, or None if not even the maximum does."""
-
-    def next(self) -> int | None:
-        """Return the number to try, or None if the smallest one is found or the maximum is too small."""
-        beyond = self._most + 1 if self.fewest is None else self.fewest
-        if beyond - 1 <= self._too_few:
-            return None
-        if not self._tried and self._too_few < self._guess < beyond:
-            return self._guess
-        if self.fewest is None:
-            return min(self._too_few + self._step, self._most)
-        return (self._too_few + self.fewest) // 2 if self._too_few else max(1, self.fewest - self._step)
-
-    def tell(self, replicas: int, carried: bool) -> None:
-        """Record whether a number of replicas carried the load."""
-        if self._tried:
-            self._step *= 2
-        self._tried = True
-        if carried:
-            self.fewest = replicas
-        else:
-            self._too_few = replicas

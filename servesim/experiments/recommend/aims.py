@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.experiments.axes import Variant
-from servesim.experiments.limit_search import NearSearch, RateSearch
+from servesim.experiments.limit_search import LimitSearch, RateSearch
 from servesim.experiments.variants import price_of
 from servesim.run.prices import prices_of, reserved_of
+from servesim.run.replica_search import ReplicaSearch
 
 MOST_REPLICAS = 4096
 """Maximum number of replicas that a budget buys."""
@@ -91,7 +92,7 @@ class PricePerRequest:
         """Return the lowest price of a deployment of which a replica serves at most this rate."""
         return self.cost(v) / rate if rate > 0 else math.inf
 
-    def search(self, v: Variant, load: float, tolerance: float) -> RateSearch | NearSearch:
+    def search(self, v: Variant, load: float, tolerance: float) -> LimitSearch:
         """Return a search around a load."""
         return RateSearch(tolerance, load, STEP)
 
@@ -193,8 +194,8 @@ class PriceForRate(PricePerRequest):
     def bound(self, v: Variant, rate: float) -> float:
         return fleet_usd(v, max(math.ceil(self.rate / rate), 1)) if rate > 0 else math.inf
 
-    def search(self, v: Variant, load: float, tolerance: float) -> RateSearch | NearSearch:
-        return NearSearch(max(int(load), 1), self.most)
+    def search(self, v: Variant, load: float, tolerance: float) -> LimitSearch:
+        return ReplicaSearch(self.most, max(int(load), 1))
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,9 @@ class Race:
                 break
             done = self.carried([(e, load) for e, load, _ in asked])
             for (_, load, search), yes in zip(asked, done, strict=True):
-                search.tell(load if isinstance(search, RateSearch) else int(load), yes)  # type: ignore[arg-type]
+                search.tell(load, yes)
         for e, search in searches:
-            found = search.low if isinstance(search, RateSearch) else search.fewest
-            self.prices[e.variant.label] = self.aim.price(e.variant, found) if found else math.inf
+            self.prices[e.variant.label] = self.aim.price(e.variant, search.found) if search.found else math.inf
 
 
 def screen(race: Race, entrants: Sequence[Entrant], batch: int, near: float = NEAR) -> list[Entrant]:

@@ -61,7 +61,7 @@ def holding(
     share = held_share(requests, found, slo)
     if share >= ENOUGH:
         return _answer(scenario.replicas, share, 0, what, "held it")
-    search = ReplicaSearch(max(MOST, scenario.replicas))
+    search = ReplicaSearch(max(MOST, scenario.replicas), scenario.replicas, step=scenario.replicas)
     search.tell(scenario.replicas, False)
     shares: dict[int, float] = {}
     while (replicas := search.next()) is not None:

@@ -69,7 +69,15 @@ def test_a_replica_search_finds_the_fewest(needed: int, most: int) -> None:
     search = ReplicaSearch(most)
     while (n := search.next()) is not None:
         search.tell(n, n >= needed)
-    assert search.fewest == (needed if needed <= most else None)
+    assert search.fewest == search.found == (needed if needed <= most else None)
+
+
+def test_steps_that_begin_with_the_guess_double_it() -> None:
+    search, tried = ReplicaSearch(64, 3, step=3), []
+    while (n := search.next()) is not None:
+        tried.append(n)
+        search.tell(n, n >= 13)
+    assert tried == [3, 6, 12, 24, 18, 15, 13]
 
 
 @pytest.mark.medium

@@ -12,9 +12,9 @@ from servesim.experiments import capacity_error
 from servesim.experiments.capacity import capacity
 from servesim.experiments.capacity_error import SOUGHT
 from servesim.experiments.capacity_words import bracket_words, error_sentences, gpu_bars, rate_bars
-from servesim.experiments.limit_search import NearSearch
 from servesim.intervals.fitted import Factors, Fitted
 from servesim.intervals.pairs import LEVELS, Spread
+from servesim.run.replica_search import ReplicaSearch
 from servesim.run.stretched import SAYS
 
 WORKLOAD: dict[str, Any] = {
@@ -31,7 +31,7 @@ WORKLOAD: dict[str, Any] = {
 
 @given(st.integers(1, 80), st.integers(1, 70), st.integers(1, 64))
 def test_a_search_around_a_guess_finds_the_fewest_replicas_each_tried_once(limit: int, guess: int, most: int) -> None:
-    search, tried = NearSearch(guess, most), []
+    search, tried = ReplicaSearch(most, guess), []
     while (n := search.next()) is not None:
         tried.append(n)
         search.tell(n, n >= limit)
@@ -43,7 +43,7 @@ def test_a_search_around_a_guess_finds_the_fewest_replicas_each_tried_once(limit
 @given(st.integers(2, 80), st.integers(1, 90), st.integers(0, 40), st.integers(0, 40))
 def test_a_search_tries_nothing_that_is_known_before(limit: int, guess: int, below: int, above: int) -> None:
     too_few, enough = max(limit - 1 - below, 0), limit + above
-    search, tried = NearSearch(guess, 128, too_few, enough), []
+    search, tried = ReplicaSearch(128, guess, too_few=too_few, fewest=enough), []
     while (n := search.next()) is not None:
         tried.append(n)
         search.tell(n, n >= limit)
@@ -53,11 +53,11 @@ def test_a_search_tries_nothing_that_is_known_before(limit: int, guess: int, bel
 
 
 def test_where_one_replica_carries_it_a_faster_server_takes_no_run() -> None:
-    assert NearSearch(1, 1, fewest=1).next() is None
+    assert ReplicaSearch(1, fewest=1).next() is None
 
 
 def test_a_good_guess_takes_two_runs_to_be_sure() -> None:
-    search, tried = NearSearch(8, 64), []
+    search, tried = ReplicaSearch(64, 8), []
     while (n := search.next()) is not None:
         tried.append(n)
         search.tell(n, n >= 8)
@@ -174,7 +174,7 @@ def test_the_cheapest_stays_so_where_the_spread_of_the_pair_is_less_than_its_lea
 
 @pytest.mark.parametrize(("fewest", "tried"), [(5, [4, 5]), (6, [4, 5, 7, 6]), (3, [4, 3, 1, 2]), (1, [4, 3, 1])])
 def test_a_search_begins_at_its_guess_and_moves_away_in_steps_that_double(fewest: int, tried: list[int]) -> None:
-    search, found = NearSearch(4, 64), []
+    search, found = ReplicaSearch(64, 4), []
     while (replicas := search.next()) is not None:
         found.append(replicas)
         search.tell(replicas, replicas >= fewest)
