@@ -126,6 +126,17 @@ def test_stretching_time_stretches_every_latency(world: World, factor: int) -> N
 
 
 @SLOW
+@given(worlds(), st.integers(1, 4 * 10**18))
+def test_a_later_start_of_everything_moves_every_time_and_changes_nothing_else(world: World, later: int) -> None:
+    """By up to 126 years: no sum of times may leave 64 bits."""
+    moved = replace(world, trace=replace(world.trace, arrival_ns=world.trace.arrival_ns + later))
+    before, after = steps(world.run()), steps(moved.run())
+    for column, values in before.items():
+        by = later if column in ("planned_ns", "start_ns", "end_ns") else 0
+        assert (after[column] == values + by).all(), column
+
+
+@SLOW
 @given(worlds())
 def test_names_of_requests_matter_only_where_the_engine_says_so(world: World) -> None:
     """vLLM breaks ties of equal priority and arrival by request id; nothing else looks at names."""

@@ -9,8 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from servesim.contracts import Batch
+from servesim.cost import build_cost_model
 from servesim.engine.fast.lockstep import Lockstep
 from servesim.errors import PolicyError
+from servesim.hardware import Gpu, ModelSpec
 from servesim.metrics.requests import RequestColumns
 from tests.property.test_fast_equals_reference import compared
 from tests.support.worlds import ToyCost, World, toy_trace, watch
@@ -21,6 +23,16 @@ def test_a_retired_request_gives_its_blocks_back_before_those_behind_it_in_the_b
     fast, plain = compared(World(toy_trace([0, 10], [5, 5], [3, 1]), depth=2, asynchronous=True))
     assert fast.replicas[0].core.kv.free_order()[:2] == [2, 1]  # type: ignore[attr-defined]
     assert fast.recorder.requests.column("row").tolist() == plain.recorder.requests.column("row").tolist() == [0, 1]
+
+
+def test_a_long_run_of_steps_late_in_a_long_trace_has_the_memory_of_one_at_its_beginning() -> None:
+    """3,000 steps after four months: their times add up to more than 64 bits hold, their differences do not."""
+    rows, cost = [], build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("h100"))
+    for start in (0, 10**16):
+        world = World(toy_trace([start], [8], [3_000]), max_model_len=4_000, num_blocks=1_000, cost=cost)
+        rows.append(world.run().recorder.steps)
+    for column in ("k", "kv_used_ns", "kv_internal_ns"):
+        assert rows[0].column(column).tolist() == rows[1].column(column).tolist()
 
 
 def test_with_three_steps_in_flight_nothing_is_planned_beyond_the_end_of_the_context() -> None:
