@@ -240,6 +240,9 @@ def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: flo
     if any(row["verdict"] == "no limit" for row in rows):
         return "No limit was found: the trace ends before a deployment is full"
     what = f"{rate:.4g} requests/s" if rate is not None else "any rate"
+    if failed := [row for row in rows if row["error"]]:
+        said = f"{len(failed)} of {len(rows)} deployments" if len(rows) > 1 else "The deployment"
+        return f"{said} failed ({failed[0]['error']}), and none is known to sustain {what}"
     if not known:
         return f"No deployment sustains {what}"
     best = max(known, key=lambda row: row["best_attainment"] - goals[row["goal"]].share)

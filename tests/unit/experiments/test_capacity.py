@@ -141,8 +141,10 @@ def test_each_gpu_gets_a_tp_of_its_own_and_a_model_that_fits_none() -> None:
 
 def test_a_given_tp_that_is_too_small_is_kept_and_the_error_names_the_flag_that_fits() -> None:
     asked = WORKLOAD | {"model": "llama-3.1-70b", "gpu": "l40s", "replicates": 1}
-    error = capacity(**asked, tp=2)["error"].iloc[0]
+    frame = capacity(**asked, tp=2)
+    error = frame["error"].iloc[0]
     assert "no KV block fits (try --tp 4, --dtype fp8, --ignore-memory)" in error
+    assert frame.attrs["document"]["answer"] == f"The deployment failed ({error}), and none is known to sustain any rate"
 
 
 @pytest.mark.medium
