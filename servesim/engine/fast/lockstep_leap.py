@@ -272,9 +272,11 @@ class LockstepLeap(Run):
         ends, gpu, usage, more = self._ends, self._gpu, self._usage, n * self._copies
         start, end = ends[depth - 1], ends[depth - 1 + done]
         part = ends[depth : depth - 1 + done]
-        # subtracted before they are added up: a sum of 3,000 times of a month is over 64 bits
-        left = sum([end - e for e in part]) if isinstance(part, list) else np.add.reduce(end - np.frombuffer(part, np.int64))
-        used_ns, internal_ns = more * int(left), 0
+        if isinstance(part, list):
+            left = (done - 1) * end - sum(part)
+        else:  # subtracted before they are added up: a sum of 3,000 times of a month is over 64 bits
+            left = int(np.add.reduce(end - np.frombuffer(part, np.int64)))
+        used_ns, internal_ns = more * left, 0
         held = usage.used + usage.internal + (grown[0][1] if grown and grown[0][0] == 1 else 0)
         peak = at_first = held
         for j, tokens in grown:

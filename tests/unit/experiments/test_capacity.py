@@ -144,7 +144,8 @@ def test_a_given_tp_that_is_too_small_is_kept_and_the_error_names_the_flag_that_
     frame = capacity(**asked, tp=2)
     error = frame["error"].iloc[0]
     assert "no KV block fits (try --tp 4, --dtype fp8, --ignore-memory)" in error
-    assert frame.attrs["document"]["answer"] == f"The deployment failed ({error}), and none is known to sustain any rate"
+    answer = frame.attrs["document"]["answer"]
+    assert answer == f"The deployment failed ({error}), and none is known to sustain any rate"
 
 
 @pytest.mark.medium
