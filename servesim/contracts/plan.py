@@ -278,7 +278,9 @@ class PlanContext:
             request.hit_tokens = request.hit_tokens if come else hit.num_tokens
             request.scheduled_ns = self._now
             self.plan.admitted.append(request)
-        self.schedule(request, num_tokens, drafts)
+        self.plan._tokens[request] = num_tokens
+        if drafts:
+            self.plan.drafts[request] = drafts
         return True
 
     def _grow_fetched(self, request: Request, num_tokens: int, full_tokens: int, reserve: int, lookahead: int) -> bool:

@@ -274,7 +274,9 @@ class Stage:
                 ns = ns - attention.floor if ns > attention.floor else 0.0
                 if attention.mixed is not None:
                     context = batch.decode_context_sum / batch.decode_count
-                    new = sum(piece[0] for piece in batch.prefill)
+                    new = 0
+                    for piece in batch.prefill:
+                        new += piece[0]
                     excess, mixed_source = attention.mixed.at(batch.decode_count, context, new)
                     ns = ns + excess if ns + excess > 0.0 else 0.0
                     origin = mixed_source if mixed_source > origin else origin

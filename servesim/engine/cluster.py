@@ -194,7 +194,9 @@ class Cluster:
 
     def arm(self) -> None:
         """Schedule a wake-up at the next arrival."""
-        due = self.workload.next_ns()
+        self._arm(self.workload.next_ns())
+
+    def _arm(self, due: int | None) -> None:
         if due is None or (self._armed is not None and self._armed_ns <= due):
             return
         self._armed = self.clock.at(due, self.arrive_order if due > self.clock.ns else FOLLOW, self._arrive)
@@ -204,9 +206,9 @@ class Cluster:
         if event is not self._armed:
             return  # an earlier arrival was scheduled in the meantime
         self._armed = None
-        now = self.clock.ns
-        while self.workload.next_ns() == now:
-            popped = self.workload.pop()
+        now, workload = self.clock.ns, self.workload
+        while (due := workload.next_ns()) == now:
+            popped = workload.pop()
             if popped is None:
                 continue
             request, output_len = popped
@@ -214,7 +216,7 @@ class Cluster:
                 self.clock.at(max(deadline.ns, now), ABORT, partial(self.give_up, request, deadline))
             self.num_arrived += 1
             self.place(request, output_len)
-        self.arm()
+        self._arm(due)
 
     # Lifecycle of a request.
 

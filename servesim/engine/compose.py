@@ -47,9 +47,9 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
             prefill.append((new, past))
     if type(total) is not int:
         raise PolicyError(f"{where}, step {plan.step_id}: schedules a number of tokens that is not an int")
-    batch = Batch(
-        total, prefill, sampled=len(sampled), sampled_context=reach, attention=plan.attention, prompts=prompts
-    )
+    batch = Batch(total, prefill)
+    batch.sampled, batch.sampled_context = len(sampled), reach
+    batch.attention, batch.prompts = plan.attention, prompts
     batch.decode_count, batch.decode_context_sum, batch.decode_context_sumsq = count, context, square
     batch.decode_context_max, batch.queries_per_sequence = longest, -(-queries // count) if count else 1
     batch.bytes_moved, batch.drafts = plan.bytes_moved, sum(drafts.values()) if drafts else 0

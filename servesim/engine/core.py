@@ -156,8 +156,6 @@ class EngineCore:
 
     def finish(self, requests: list[Request], state: State, now: int) -> None:
         """End requests that are at this replica. Memory that the scheduler still keeps is freed later."""
-        if not requests:
-            return
         self.tokens_since_output = 0  # clients that give up also make room
         for request in requests:
             if request.state is State.SWAPPED:
@@ -172,7 +170,8 @@ class EngineCore:
             if kv.slots(request):  # a static batch keeps the memory of finished rows until it ends
                 keeping[request] = None
             else:
-                keeping.pop(request, None)
+                if keeping:
+                    keeping.pop(request, None)
                 self.ledger.release(request._num_computed_tokens)
         for request in requests:
             request.state = state
@@ -304,7 +303,8 @@ class EngineCore:
             if not self.scheduler.limits.async_scheduling:
                 drafts.propose(self, step.batch.draft_k, kept)
         self.scheduler.commit(step.id, kept)
-        self.finish(finished, State.FINISHED, now)
+        if finished:
+            self.finish(finished, State.FINISHED, now)
         if self.checks:
             self.check_integrity()
 

@@ -60,7 +60,8 @@ def deliver(
             core.on_output(request, delivered)
         if request._num_tokens >= request._end_tokens:
             finished.append(request)
-    finished += tell(core, before, now, on_time, late, to_fork)
+    if on_time or late or to_fork:
+        finished += tell(core, before, now, on_time, late, to_fork)
     return finished, kept
 
 

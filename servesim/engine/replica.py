@@ -235,7 +235,7 @@ class Replica:
 
     def _run(self, step: Step, now: int) -> None:
         """Send a step to the GPU, which runs it after the steps before it."""
-        ns, gpu_ns, host, sources = self.cost.price(step.batch)
+        ns, gpu_ns, (overlapped, exposed, launching), sources = self.cost.price(step.batch)
         if ns < 1:
             raise PolicyError(f"cost model: a step of {step.batch.linear_tokens} tokens takes {ns} ns")
         free = self._free_ns
@@ -251,7 +251,7 @@ class Replica:
             for i, stage_ns in enumerate(self.cost.stages(step.batch)):
                 end = free[i] = max(end, free[i]) + stage_ns
         step.end_ns = end
-        step.gpu_ns, step.host_ns, step.sources = gpu_ns, sum(host), sources
+        step.gpu_ns, step.host_ns, step.sources = gpu_ns, overlapped + exposed + launching, sources
         connector, plan = self.core.connector, self.core.last_plan
         if connector is not None and plan is not None and (ends := connector.ran(plan._tokens, begin, end)) > end:
             self.core.stalled_ns += ends - end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from struct import pack
 
 import numpy as np
 
@@ -21,7 +22,7 @@ class Numbers:
 
     def pack(self) -> None:
         """Pack the staged integers."""
-        self.packed.frombytes(np.fromiter(self.staged, np.int64, len(self.staged)).tobytes())
+        self.packed.frombytes(pack(f"{len(self.staged)}q", *self.staged))
         self.staged.clear()
 
     def take(self, most: int | None = None) -> Rows:

@@ -26,7 +26,8 @@ class Row:
         """Return whether a step continues this row: it only decodes, for the same requests, one token later."""
         batch, n = step.batch, step.batch.decode_count
         return (
-            batch.linear_tokens == n == batch.sampled
+            n == self.first.batch.decode_count
+            and batch.linear_tokens == n == batch.sampled
             and not (step.preempted or batch.padded_tokens or batch.drafts or batch.bytes_moved or batch.bytes_copied)
             and self.can_append_decodes(
                 step.id, n, batch.decode_context_sum, step.start_ns, step.host_ns, step.usage.external
@@ -71,6 +72,10 @@ class Row:
         """Return the row in the order of `columns.STEP_COLUMNS`."""
         first = self.first
         batch, prefill = first.batch, first.batch.prefill
+        new = context = 0
+        for tokens, past in prefill:
+            new += tokens
+            context += past
         used, internal, external, _ = first.usage
         measured, interpolated, extrapolated, formula = self.sources
         return (
@@ -81,9 +86,9 @@ class Row:
             first.start_ns,
             self.end_ns,
             self.ns,
-            sum([new for new, _ in prefill]) if prefill else 0,
-            len(prefill) if prefill else 0,
-            sum([past for _, past in prefill]) if prefill else 0,
+            new,
+            len(prefill),
+            context,
             batch.decode_count,
             batch.decode_context_sum,
             batch.sampled,

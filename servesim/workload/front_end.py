@@ -69,7 +69,7 @@ class _Process:
     """An API process: an event loop shared by the requests that it receives and the answers that it streams, and a
     thread that tokenizes prompts in order."""
 
-    __slots__ = ("_answers", "_at", "_due", "_each", "_terms", "_tokenized", "next_ns", "received")
+    __slots__ = ("_answers", "_at", "_due", "_each", "_terms", "_tokenized", "next_ns", "ready_ns", "received")
 
     def __init__(self, terms: FrontTerms) -> None:
         self._terms = terms
@@ -77,6 +77,8 @@ class _Process:
         """Requests that the loop works on, in order, with the `_each` at which they go on to the tokenizer."""
         self.next_ns = 0
         """When the next request, if there is one, goes on to the tokenizer unless another comes before."""
+        self.ready_ns = 0
+        """When it is tokenized then."""
         self._at = 0
         """Time in ns up to which the loop's work is counted."""
         self._each = 0.0
@@ -89,11 +91,6 @@ class _Process:
         self._tokenized = 0
         """Time at which the tokenizer has done all prompts that it was given."""
 
-    def ready_ns(self) -> int:
-        """Return when the next request is tokenized if none comes before."""
-        start = self.next_ns if self.next_ns > self._tokenized else self._tokenized
-        return start + int(self._terms.token_ns * self.received[0][1][2].prompt_len + 0.5)
-
     def add(self, sent: _Sent, work: float) -> None:
         """Receive a request that takes `work` ns of the loop."""
         self._work_until(sent[0])
@@ -101,15 +98,19 @@ class _Process:
         self._look()
 
     def _look(self) -> None:
-        """Find out when the next request goes on to the tokenizer."""
-        work = (self.received[0][0] - self._each) * len(self.received)
+        """Find out when the next request goes on to the tokenizer, and when it is tokenized."""
+        each, sent = self.received[0]
+        work = (each - self._each) * len(self.received)
         if self._due:
             work += self._due if self._due < work else work
-        self.next_ns = self._at + ceil(work)
+        self.next_ns = start = self._at + ceil(work)
+        if start < self._tokenized:
+            start = self._tokenized
+        self.ready_ns = start + int(self._terms.token_ns * sent[2].prompt_len + 0.5)
 
     def pop(self) -> tuple[int, _Sent]:
         """Return the next request and when it is tokenized; its answer falls due from then on."""
-        ready = self._tokenized = self.ready_ns()
+        ready = self._tokenized = self.ready_ns
         self._work_until(self.next_ns)
         each, sent = self.received.popleft()
         if self.received:
@@ -135,7 +136,8 @@ class _Process:
             streamed = self._due if self._due < time / 2 else time / 2
             self._each += (time - streamed) / waiting
             self._due -= streamed
-        done, answers = self._at + self._due, self._answers  # when an idle loop has done what was due
+        owed, answers = self._due, self._answers
+        done = self._at + owed  # when an idle loop has done what was due
         while answers and answers[0][0] <= now:
             due, work, piece, start, output_len = answers[0]
             pieces = PIECES if output_len > PIECES else output_len
@@ -144,11 +146,11 @@ class _Process:
                 heapreplace(answers, (later, work, piece + 1, start, output_len))
             else:
                 heappop(answers)
-            self._due += work
+            owed += work
             done = (due if due > done else done) + work
         if not waiting:
-            self._due = done - now if done > now else 0.0
-        self._at = now
+            owed = done - now if done > now else 0.0
+        self._due, self._at = owed, now
 
 
 class FrontEnd:
@@ -214,7 +216,7 @@ class FrontEnd:
         """Find out when the next request reaches the queue if none is sent before."""
         first = self._on_way[0][0] if self._on_way else None
         for process in self._busy:
-            ready = process.ready_ns() + self._terms.in_ns
+            ready = process.ready_ns + self._terms.in_ns
             first = ready if first is None or ready < first else first
         self._ready = first
 
@@ -242,7 +244,8 @@ class FrontEnd:
         request, output_len = popped
         sent, parent = (due, self._count, request, output_len), request.parent
         self._count += 1
-        self._tokenize(due)
+        if self._busy:
+            self._tokenize(due)
         if parent is not None and parent.tokenized:  # a further sample, which comes with the first
             if parent in self._samples:
                 self._samples[parent].append(sent)

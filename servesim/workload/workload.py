@@ -137,19 +137,15 @@ class TraceWorkload:
             self._content = joined(trace.content)
 
     def next_ns(self) -> int | None:
-        due = self._next_request_ns()
+        due = self._due[0][0] if self._due else None
+        if self._next < self._end and (due is None or self._arrival[self._next - self._first] <= due):
+            due = self._arrival[self._next - self._first]
+        if self._free is not None and due is not None:
+            due = max(due, self._free[0]) if self._free else None
         if self._fan_out is None:
             return due
         sample = self._fan_out.next_ns()
         return due if sample is None or (due is not None and due < sample) else sample
-
-    def _next_request_ns(self) -> int | None:
-        due = self._due[0][0] if self._due else None
-        if self._next < self._end and (due is None or self._arrival[self._next - self._first] <= due):
-            due = self._arrival[self._next - self._first]
-        if due is None or self._free is None:
-            return due
-        return max(due, self._free[0]) if self._free else None
 
     def pop(self) -> tuple[Request, int]:
         now = self.next_ns()
@@ -261,7 +257,7 @@ class TraceWorkload:
             told = (self._told, at) if self._told is not None and self._told is not self._content else None
             content = RunContent(answer, runs, told)
         session, tenant, slo_class, model = [labels[at] if labels is not None else "" for labels in self._labels]
-        return Request(
+        request = Request(
             number,
             f"{name}#{attempt}" if attempt else name,
             self._prompt[at],
@@ -276,8 +272,10 @@ class TraceWorkload:
             self._predicted[place],
             self._deadlines(at, now) if self._impatient else (),
             self._stop[at],
-            model=model,
         )
+        if model:
+            request.model = model
+        return request
 
     def _deadlines(self, at: int, now: int) -> tuple[Deadline, ...]:
         clients, deadlines = self._clients, []

@@ -47,7 +47,7 @@ class FastContext(PlanContext):
         super().__init__(
             scheduler.name,
             now,
-            FastPlan(core.next_step_id, lockstep=lockstep),
+            FastPlan(core.next_step_id, lockstep),
             core.kv,
             core.ledger,
             scheduler.limits.async_scheduling,

@@ -25,7 +25,7 @@ from servesim.engine.fast.step import PAUSE, FastStep
 from servesim.engine.fast.verification import deliver_verified
 from servesim.engine.fast.verify_again import tokens_again, verify_again
 from servesim.engine.layout import lay_out
-from servesim.records.step import Step
+from servesim.records.step import NO_DRAFTS, Step
 
 MOST = 1024
 """Maximum number of steps priced in one call."""
@@ -136,14 +136,7 @@ class FastCore(EngineCore):
             lockstep.advance(1)
         self.charge(plan, batch, sampled, now, n)
         self.pure = self.pure and not batch.bytes_copied
-        step = FastStep(
-            plan.step_id,
-            batch,
-            sampled,
-            self.kv.usage(),
-            preempted=len(plan.preempted),
-            planned_ns=now,
-        )
+        step = FastStep(plan.step_id, batch, sampled, self.kv.usage(), NO_DRAFTS, len(plan.preempted), now)
         step.together, step.turn = n, PAUSE if pauses else lockstep.turn
         if plan.drafts:
             drafts.note(step, plan)
@@ -207,7 +200,7 @@ class FastCore(EngineCore):
         batch = self.next_batch()
         lockstep.advance(1)
         self.ledger.hold(batch.sampled)
-        step = FastStep(self.next_step_id, batch, [], self.kv.usage(), planned_ns=now)
+        step = FastStep(self.next_step_id, batch, [], self.kv.usage(), NO_DRAFTS, 0, now)
         step.together, step.turn = batch.sampled, lockstep.turn
         lockstep.turn += 1
         self.in_flight.append(step)
@@ -295,9 +288,10 @@ class FastCore(EngineCore):
             if self.shares:
                 self.kv.publish(request, request._num_computed_tokens - request._num_output_placeholders)
         finished = retired + lockstep.ended(lockstep.committed - 1)
-        if len(finished) > 1:
-            finished.sort(key=lambda r: r._order)
-        self.finish(finished, State.FINISHED, now)
+        if finished:
+            if len(finished) > 1:
+                finished.sort(key=lambda r: r._order)
+            self.finish(finished, State.FINISHED, now)
         if self.checks:
             self.check_integrity()
 
@@ -313,7 +307,7 @@ class FastCore(EngineCore):
         super().abort(request, now, reason)
 
     def finish(self, requests: list[Request], state: State, now: int) -> None:
-        if self.lockstep is not None and requests:
+        if self.lockstep is not None:
             self.lockstep.forget(requests)
         super().finish(requests, state, now)
 
