@@ -36,7 +36,7 @@ class Reserved(NamedTuple):
     on_demand: float
 
     def __str__(self) -> str:
-        return f"{self.gpus}@{self.usd:g}+{self.on_demand:g}"
+        return f"{self.gpus}@{self.usd:.12g}+{self.on_demand:.12g}"
 
 
 def prices_of(given: Any) -> dict[str, GpuPrice]:
