@@ -83,8 +83,8 @@ def ratio_words(low: float | None, high: float | None) -> str:
     """Return how sure a ratio of latencies is, from its interval by seed."""
     if low is None or high is None:
         return "; one run of a log has no interval"
-    sure = "surely" if low > 1 else "not decided"
-    return f"; {sure}: 95 % interval {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
+    undecided = "" if low > 1 else ", so it is not decided"
+    return f"; 95 % interval of the difference {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %{undecided}"
 
 
 def runner_up_words(aim: Aim, first: Row, other: Row, ratio: float) -> str:

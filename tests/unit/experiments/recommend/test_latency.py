@@ -91,8 +91,8 @@ def test_an_interval_of_a_ratio_is_paired_by_seed() -> None:
     found = latency(study, two, "ttft_p99")
     half = 4.302653 * np.std([20, 40, 80], ddof=1) / 3**0.5  # t of two degrees of freedom
     assert (found["low"], found["high"]) == (max(0.0, found["ms"] - half), pytest.approx(found["ms"] + half))
-    assert "surely" in ratio_words(1.1, 1.3)
-    assert "not decided" in ratio_words(0.9, 1.3)
+    assert ratio_words(1.1, 1.3) == "; 95 % interval of the difference +10.0 to +30.0 %"
+    assert ratio_words(0.9, 1.3) == "; 95 % interval of the difference -10.0 to +30.0 %, so it is not decided"
 
 
 def test_the_least_latency_within_a_budget_is_that_of_simulations_of_all() -> None:
