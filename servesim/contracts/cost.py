@@ -90,11 +90,10 @@ class Batch:
     ) -> Batch:
         """Return a step in which `count` sequences decode one token each, and nothing else happens. Statistics of the
         contexts other than their sum are needed only if uneven batches were measured."""
-        batch = Batch(count)  # and no keywords, which double its cost in a pure build
-        batch.decode_count, batch.sampled, batch.attention = count, count, attention
-        batch.decode_context_sum, batch.sampled_context = context_sum, context_sum
-        batch.decode_context_sumsq, batch.decode_context_max = context_sumsq, longest
-        return batch
+        one = Batch(count)  # and no keywords, which double its cost in a pure build
+        one.decode_count, one.sampled, one.attention, one.sampled_context = count, count, attention, context_sum
+        one.decode_context_sum, one.decode_context_sumsq, one.decode_context_max = context_sum, context_sumsq, longest
+        return one
 
     def advance(self, k: int) -> Batch:
         """Return the batch k steps later, when every sequence of this pure decode batch has k more tokens."""

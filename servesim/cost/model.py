@@ -255,7 +255,10 @@ class TableCostModel(CostModel):
                 tokens = [max(self._tokens(own[i]), 1) if i < len(own) else 1 for own in passes]
                 mixed = prompts and i == 0
                 joint.append((drafting.mixture, mixed, sum(tokens) if mixed else max(tokens) * count))
-        return [(mixture.prompts if mixed else mixture.decoding).cost_of(of_all) for mixture, mixed, of_all in joint]
+        return [
+            (mixture.prompts if mixed else mixture.decoding).cost(Batch(of_all), of_all)
+            for mixture, mixed, of_all in joint
+        ]
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """Return a decode run; see `RunCost.decode_run`."""

@@ -76,7 +76,6 @@ class Stage:
         self._throttled = total([throttled for _, throttled in hot]) if hot else None
         self._sample_costs: dict[int, tuple[float, list[float]]] = {}
         self._decode_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}
-        self._whole_costs: dict[int, tuple[int, list[int]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
         self._attended, self._over_cache = 0, False
         """Extremes among extrapolated prefill chunks: the most tokens attended to, and whether any chunk had cached
@@ -153,13 +152,6 @@ class Stage:
         sources, known = whole(ns, parts)
         sources[source] += times - known
         return times, sources
-
-    def cost_of(self, tokens: int) -> tuple[int, list[int]]:
-        """Return the nanoseconds of a step of `tokens` without attention, and the same by source, not to be changed."""
-        known = self._whole_costs.get(tokens)
-        if known is None:
-            known = self._whole_costs[tokens] = self.cost(Batch(tokens), tokens)
-        return known
 
     def run_sources(self, batch: Batch, tokens: int, gpu: Times) -> RunSources:
         """Return the sources of successive steps that take `gpu` ns each and start with `batch`, including its
@@ -274,9 +266,7 @@ class Stage:
                 ns = ns - attention.floor if ns > attention.floor else 0.0
                 if attention.mixed is not None:
                     context = batch.decode_context_sum / batch.decode_count
-                    new = 0
-                    for piece in batch.prefill:
-                        new += piece[0]
+                    new = sum([piece[0] for piece in batch.prefill])
                     excess, mixed_source = attention.mixed.at(batch.decode_count, context, new)
                     ns = ns + excess if ns + excess > 0.0 else 0.0
                     origin = mixed_source if mixed_source > origin else origin

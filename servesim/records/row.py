@@ -74,8 +74,7 @@ class Row:
         batch, prefill = first.batch, first.batch.prefill
         new = context = 0
         for tokens, past in prefill:
-            new += tokens
-            context += past
+            new, context = new + tokens, context + past
         used, internal, external, _ = first.usage
         measured, interpolated, extrapolated, formula = self.sources
         return (

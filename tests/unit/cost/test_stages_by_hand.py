@@ -215,14 +215,6 @@ def test_a_launch_for_each_request_is_as_many_calls_of_one_sequence_each() -> No
     assert (apart.at(3 * 20), together.at(3 * 20)) == (2 * 3 * 1020, 2 * 3020)
 
 
-def test_the_cost_of_tokens_alone_is_that_of_their_step_whatever_was_asked_before() -> None:
-    """A ramp of 10 ns a token and a constant 50: 7 tokens take 120 ns, 9 take 140."""
-    made = Stage([Operator("a", Curve([0, 10], [0, 100])), Operator("b", CONSTANT)], [], [], ROOF)
-    asked = [made.cost_of(tokens) for tokens in (7, 9, 7)]
-    assert [ns for ns, _ in asked] == [120, 140, 120]
-    assert [sum(parts) for _, parts in asked] == [120, 140, 120]
-
-
 def test_a_step_that_samples_nothing_pays_for_no_row_of_the_head() -> None:
     head = [Operator("head", Curve([1, 4], [30, 40]))]
     made = Stage([Operator("a", CONSTANT)], head, [AttentionLayers(attention(), 1)], ROOF)
