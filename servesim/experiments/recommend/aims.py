@@ -135,7 +135,7 @@ class MostTraffic(_Rate):
         return self.gpus // gpus_of(v)
 
     def within(self, gpus: int, usd: float) -> bool:
-        """Return whether so many GPUs, at dollars per hour, are no more than these."""
+        """Return whether a number of GPUs is within this one, whatever `usd` per hour they cost."""
         return gpus <= self.gpus
 
     def __str__(self) -> str:
@@ -155,7 +155,7 @@ class MostForBudget(_Rate):
         return int(self.usd / replica_usd_of(v.settings) + 1e-9)
 
     def within(self, gpus: int, usd: float) -> bool:
-        """Return whether so many GPUs, at dollars per hour, cost no more than the budget."""
+        """Return whether GPUs at `usd` per hour, whatever their number, cost no more than the budget."""
         return usd <= self.usd * (1 + 1e-9)
 
     def admits(self, v: Variant, head: Variant) -> bool:

@@ -231,7 +231,7 @@ def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
 def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
     """Return the deployment that comes closest to the SLO at a load at which it would cost less than the first."""
     if story.aim.metric:
-        return None  # whoever misses the SLO has no latency to compare
+        return None  # a deployment that misses the SLO has no latency to compare
     race = story.screening
     own = [race.prices[e.variant.label] for e in story.kept if e.point.items() <= best.point.items()]
     if not own:
