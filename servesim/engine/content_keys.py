@@ -26,7 +26,9 @@ class ContentKeys:
         size, content = self.block_tokens, request.content
         ends = range((len(keys) + 1) * size, count * size + 1, size)
         if content is None:
-            keys += [(-request.row - 1, request.sample, end) for end in ends]
+            # Numbers below those of a trace's content, because tuples would cost the garbage collector a visit each.
+            own = -((request.row << 20 | request.sample + 1) << 32)
+            keys.extend(range(own - ends.start, own - ends.stop, -size))
         elif isinstance(content, RunContent) and not request.salt:
             keys += content.prefix_keys(ends)
         else:

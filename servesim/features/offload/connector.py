@@ -118,7 +118,9 @@ class Offload(Connector):
         return end_ns
 
     def _ran_together(self, now: int, end_ns: int) -> None:
-        """Store what the planned step leaves of the requests that decode together."""
+        """Store what the planned step leaves of the requests that decode together, and forget those that have left."""
+        for gone in self.keys.gone():
+            self.forget(gone)
         if self._together is not None and self._together.due:
             self._following.turn(now, end_ns)
 
@@ -148,7 +150,7 @@ class Offload(Connector):
         if known - first > memory.num_blocks:
             counts.refused += 1
             return
-        keys = self._blocks_of(request, known)
+        keys = self.keys.of(request, known)
         room = memory.store(keys, first, known, now)
         if room is None:
             counts.refused += 1

@@ -43,6 +43,10 @@ class Following:
     def next(self, turn: int) -> int:
         """Return the first turn, from this one on, in which a store may succeed."""
         self._meet()
+        return self._next(turn)
+
+    def _next(self, turn: int) -> int:
+        """Return the same if the members are known."""
         if self._refused:
             return turn
         return max(self._due[0][0], turn) if self._due else NEVER
@@ -50,45 +54,48 @@ class Following:
     def run(self, first: int, count: int, ends: Sequence[int], depth: int) -> None:
         """Handle `count` turns from the first one on. Turn i of them, from 0, is planned at `ends[i]` and ends at
         `ends[i + depth]`."""
+        self._meet()
         turn, stop = first, first + count
-        while turn < stop:
-            due = min(self.next(turn), stop)
+        while (due := self._next(turn)) < stop:
             self._counts.refused += len(self._hopeless) * (due - turn)
-            if due < stop:
-                self._turn(due, ends[due - first], ends[due - first + depth], NEVER)
+            self._turn(due, ends[due - first], ends[due - first + depth], NEVER)
             turn = due + 1
+        self._counts.refused += len(self._hopeless) * (stop - turn)
 
     def turn(self, now: int, end_ns: int) -> None:
         """Handle the turn that has just been planned, which ends at `end_ns`."""
         together = self._together
+        self._meet()
         self._turn(together.committed, now, end_ns, together.turn)
 
     def _turn(self, turn: int, now: int, end_ns: int, stop: int) -> None:
         """Handle one turn of the members that take part from a turn numbered below `stop` on."""
-        self._meet()
         self._counts.refused += len(self._hopeless)
         found, self._refused, due, members = self._refused, [], self._due, self._together.members
         later: list[tuple[int, int, Request]] = []
         while due and due[0][0] <= turn:
             entry = heappop(due)
-            if not self._follows(entry[1:]):
-                continue
-            if members[entry[2]][1] < stop:
-                found.append(entry[1:])
+            _, order, request = entry
+            member = members.get(request)
+            if member is None or request._order != order:
+                continue  # it has left
+            if member[1] < stop:
+                found.append((order, request))
             else:
                 later.append(entry)
         for entry in later:
             heappush(due, entry)
-        found.sort(key=_order)
+        if len(found) > 1:
+            found.sort(key=_order)
         for order, request in found:
             offset, _, begun = members[request]
-            known = (max(turn, begun) + offset + 1) // self._size
+            known = ((turn if turn > begun else begun) + offset + 1) // self._size
             self._store(request, known, now, end_ns)
-            missing = known - self._stored.get(request, 0)
-            if missing <= 0:
-                self._expect(request)
+            stored = self._stored.get(request, 0)
+            if stored >= known:
+                heappush(due, ((stored + 1) * self._size - offset - 1, order, request))
             else:
-                (self._hopeless if missing > self._most else self._refused).append((order, request))
+                (self._hopeless if known - stored > self._most else self._refused).append((order, request))
 
     def _meet(self) -> None:
         """Add the members that have joined, and drop those that have left, since this was last done."""

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import filterfalse
 from typing import Final, NamedTuple
 
 from servesim.contracts.request import Request, State
@@ -179,12 +180,13 @@ class Lru(HostMemory):
     def touch(self, keys: Sequence[Hashable], now: int, count: int | None = None) -> None:
         stop, known = len(keys) if count is None else count, self._lookups.pop(id(keys), None)
         begun = known[1] if known is not None else 0
-        if begun > stop:
+        if begun > stop and not self._blocks.keys().isdisjoint(keys[stop:begun]):  # these keep their earlier place
             self._lookups[id(keys)] = keys, begun
             self._sort()
             begun = 0
         self._lookups[id(keys)] = keys, stop
-        self._looked_up.update(keys[begun:stop])
+        if begun < stop:
+            self._looked_up.update(keys[begun:stop])
         if len(self._lookups) > MOST_LOOKUPS:
             self._sort()
 
@@ -202,14 +204,15 @@ class Lru(HostMemory):
         if stop - first > self.num_blocks:
             return None
         blocks, wanted = self._blocks, keys[first:stop]
-        missing = [key for key in wanted if key not in blocks]
+        missing = [*filterfalse(blocks.__contains__, wanted)]
         if not missing:
             return Room(missing, [], 0)
-        dropped = self._make_room(len(missing), wanted, now)
+        dropped = self._make_room(len(missing), wanted if len(missing) < len(wanted) else (), now)
         if dropped is None:
             return None
         block = Block(NEVER_READY)
-        blocks.update(dict.fromkeys(missing, block))
+        for key in missing:
+            blocks[key] = block
         self.touch(keys, now, stop)  # which puts the new ones in their order
         return Room(missing, [block] * len(missing), dropped)
 

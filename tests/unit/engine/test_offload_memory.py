@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts.request import Request, State
+from servesim.engine.content_keys import ContentKeys
 from servesim.features.offload.memory import POLICIES, Arc, Block, HostMemory, Lru
 
 
@@ -192,3 +193,33 @@ def test_lookups_that_are_noted_leave_the_order_of_blocks_that_are_moved_at_once
             answers[-1] += (None if room is None else (room.keys, room.dropped),)
         assert answers[0] == answers[1]
         assert {key: noted.get(key) is not None for key in keys} == {key: key in plain.blocks for key in keys}
+
+
+def test_a_prompt_that_is_looked_up_whole_and_stored_in_chunks_puts_no_blocks_in_order() -> None:
+    memory, sorted_at, sort = Lru(4), list[int](), Lru._sort
+    memory._sort = lambda: (sorted_at.append(len(memory)), sort(memory))[1]  # type: ignore[method-assign]
+    keys = list("abcd")
+    memory.touch(keys, 0, 4)
+    for stop in (1, 2, 4):
+        room = memory.store(keys, stop // 2, stop, 0)
+        assert room is not None
+        for block in room.blocks:
+            block.ready_ns = 0
+    assert not sorted_at
+    memory.touch(keys, 0, 2)  # c and d are there, and keep their earlier place
+    assert sorted_at == [4]
+    assert memory.evict(2, (), 0) == ["d", "c"]
+
+
+def test_blocks_without_content_are_those_of_one_sample_of_one_request() -> None:
+    keys = ContentKeys(4)
+    found: list[Any] = []
+    for row in (0, 1, 1 << 30):
+        for sample in (-1, 0, 1, 1000):
+            request = Request(row, "r", 8, 8, 0)
+            request.sample = sample
+            found += keys.of(request, 1)
+            assert keys.of(request, 3)[0] == found[-1]  # more blocks leave those before
+            found += keys.of(request, 3)[1:]
+    assert len({*found}) == 3 * 4 * 3
+    assert all(key < 0 for key in found)
