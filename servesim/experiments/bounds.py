@@ -64,6 +64,16 @@ def optimistic_rate(setup: Setup, work: Work, limit_ms: float) -> float:
     return both + (min(rates.values()) if rates else 0.0)
 
 
+def first_replicas(rate: float, each: float, most: int) -> int:
+    """Return the number of replicas, at most `most`, from which a search that doubles starts, if each one serves at
+    most `each` of `rate` requests/s: the smallest power of two that is not ruled out, so that the search tries what it
+    would try from 1. It is 1 where that is 2, since a search that finds 2 enough would end with 1."""
+    least = rate / each if each > 0 else 1.0
+    found = 1 << (math.ceil(max(least, 1.0)) - 1).bit_length()
+    found = min(found, 1 << (most.bit_length() - 1))
+    return found if found > 2 else 1
+
+
 def _decode_ns(pool: PoolSetup, work: Work, limit_ms: float) -> float:
     """Return the time of a request in the best batch of decodes."""
     core = pool.cores[0]

@@ -52,9 +52,10 @@ goal: up to `rate_low`, even the lower end of the share's interval reaches the g
 from `rate_high` up, not even its upper end does, so the range that bisection leaves open is included. Where requests
 miss the SLO together, as in a busy period, short runs may show no such period, and longer ones check `rate_low`
 (servesim.experiments.low_ends). `replicas` of a deployment is the smallest number that carries the rate; the search
-stops doubling it when that changes nothing while GPUs are idle most of the time. For a deployment with an autoscaler,
-the search is over `max`, which is also the initial number of replicas, and doubling stops when it changes nothing.
-`cheapest` marks the lowest price per request carried.
+starts at the cost model's bound (servesim.experiments.bounds) and stops doubling the number when that changes nothing
+while GPUs are idle most of the time. For a deployment with an autoscaler, the search is over `max`, which is also the
+initial number of replicas, and doubling stops when it changes nothing. `cheapest` marks the lowest price per request
+carried.
 
 verdict: carries; never (not even with max_replicas, or at any rate); no limit (the trace is too short to fill the
 deployment, whatever the rate); failed (see error: often the model does not fit).

@@ -11,7 +11,9 @@ import numpy as np
 
 from servesim.contracts.section import Settings
 from servesim.contracts.warn import Warn
+from servesim.errors import PolicyError, UserError
 from servesim.experiments.axes import Variant
+from servesim.experiments.bounds import Work, first_replicas, optimistic_rate, tpot_limit
 from servesim.experiments.capacity_scaled import at_load, scaled_labels
 from servesim.experiments.goals import Goal
 from servesim.experiments.idle import Alone, trace_of
@@ -22,6 +24,7 @@ from servesim.experiments.replicates import WORKLOAD, Replicates
 from servesim.experiments.run_metrics import NONE_ARRIVES, Run
 from servesim.experiments.run_warnings import run_warnings
 from servesim.experiments.runner import Runner
+from servesim.experiments.smallest_tp import set_up_alone
 from servesim.experiments.store import Cell
 from servesim.run.replica_search import ReplicaSearch
 from servesim.run.scenario import Scenario
@@ -87,9 +90,33 @@ class Study:
     def fewest_replicas(self, max_replicas: int) -> dict[str, int | None]:
         """Run one search per deployment for the smallest sufficient number of replicas. The result is None for a
         deployment that never carries the rate."""
-        searches = {v.label: ReplicaSearch(max_replicas) for v in self._open_after_idle()}
+        firsts = {v.label: self._first(v, max_replicas) for v in self._open_after_idle()}
+        searches = {label: ReplicaSearch(max_replicas, first, step=first) for label, first in firsts.items()}
         self._search("replicas", {label: (search,) for label, search in searches.items()})
+        self._run_least([label for label, first in firsts.items() if first > 1])
         return {v.label: searches[v.label].fewest if v.label in searches else None for v in self.variants}
+
+    def _run_least(self, labels: Sequence[str]) -> None:
+        """Run one replica of those deployments whose queue grows at every number tried, because the smallest such
+        number is reported. Their last runs stay those of the search."""
+        stable = {label for (label, _), judged in self.judged.items() if judged.margin > -1}
+        left = set(labels) - stable - self.errors.keys()
+        last = {**self._last}
+        self.run_at("replicas", [(v, 1) for v in self.variants if v.label in left])
+        self._last = last
+
+    def _first(self, v: Variant, most: int) -> int:
+        """Return the number of replicas to try first: by the cost model's bound, fewer do not carry the rate. It is 1
+        if requests cannot be served alone (servesim.experiments.idle), where the bound does not hold."""
+        if v.label not in self._alone_runs:
+            return 1
+        try:
+            one = set_up_alone({**v.settings, **at_load(v.settings, "replicas", 1)})
+        except (UserError, PolicyError):
+            return 1  # its runs report the error
+        work = Work.of(self._alone_runs[v.label][0][0].of)
+        each = optimistic_rate(one, work, tpot_limit(self.measuring.goals))
+        return first_replicas(self.rate_of(v, v.settings["rate"]), each, most)
 
     def _search(self, key: str, searches: Mapping[str, Sequence[LimitSearch]]) -> None:
         """Run loads round by round until each deployment's searches are done: for the load at which the margin over the
