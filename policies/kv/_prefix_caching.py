@@ -45,13 +45,13 @@ class PrefixCaching(Paged):
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         if not super().grow(request, num_tokens, lookahead):
             return False
-        self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
+        self.publish(request, min(request._num_computed_tokens + num_tokens, request._num_tokens))
         return True
 
     def publish(self, request: Request, upto: int) -> None:
         """Enter the full blocks before token `upto` into the cache."""
         if upto >= (self._published[request] + 1) * self.block_size:
-            self._offer(request, upto, request.num_tokens)
+            self._offer(request, upto, request._num_tokens)
 
     def _offer(self, request: Request, upto: int, known: int) -> None:
         done = self._published[request]

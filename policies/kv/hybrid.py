@@ -153,16 +153,16 @@ class Hybrid(BlockwisePrefix):
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         """Give back the blocks that have slid out of a window, even if growing then fails. Tokens of steps in flight do
         not count as processed (their prompt chunks are not known here)."""
-        self._slide(request, request.num_computed_tokens - request.num_output_placeholders)
+        self._slide(request, request._num_computed_tokens - request._num_output_placeholders)
         tables = self._tables[request]
-        end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
+        end = min(request._num_computed_tokens + num_tokens + lookahead, self.max_model_len)
         short = self._blocks(end) - len(tables[0])
         if sum([self._taken(short, window) for window in self.windows]) > self.num_free_blocks():
             return False
         if short > 0:
             for table, window in zip(tables, self.windows, strict=True):
                 self._extend(table, window, short)
-        self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
+        self.publish(request, min(request._num_computed_tokens + num_tokens, request._num_tokens))
         return True
 
     def _taken(self, blocks: int, window: int | None) -> int:

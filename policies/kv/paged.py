@@ -63,7 +63,7 @@ class Paged(BlockTables):
         table += self._take(self._blocks(end) - len(table))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
-        end = request.num_computed_tokens + num_tokens + lookahead
+        end = request._num_computed_tokens + num_tokens + lookahead
         table = self._tables[request]
         if self._partial and table[-1] in self._partial:
             return self._copy_on_write(table, end)

@@ -105,9 +105,9 @@ class PrefixRadix(KVAllocator):
         self._take(request, min(hit.num_tokens + num_tokens + lookahead, self.max_model_len))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
-        if request in self._prefilling and request.num_computed_tokens < self._prefilling[request]:
-            self.publish(request, request.num_computed_tokens)  # previous chunk
-        end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
+        if request in self._prefilling and request._num_computed_tokens < self._prefilling[request]:
+            self.publish(request, request._num_computed_tokens)  # previous chunk
+        end = min(request._num_computed_tokens + num_tokens + lookahead, self.max_model_len)
         if self._short(request, end) > self._free():
             return False
         self._take(request, end)

@@ -76,6 +76,6 @@ def propose(core: EngineCore, k: int, requests: list[Request]) -> None:
     assert core.speculator is not None
     assert core.acceptance is not None
     for request in requests:
-        found = core.acceptance.available(request, request.num_output_tokens, k) if k else 0
+        found = core.acceptance.available(request, request._num_tokens - request.prompt_len, k) if k else 0
         request.num_draft_tokens = core.speculator.verified(found)
         core.spec_stats.proposed += request.num_draft_tokens

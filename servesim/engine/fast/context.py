@@ -72,7 +72,7 @@ class FastContext(PlanContext):
         self.refused = False
         """Whether a request was refused for lack of memory."""
         if memory is not None:
-            memory.looked = False
+            memory.looked = not scheduler.running  # with none there, it could not look at what changes
         if lockstep is not None:
             lockstep.looked = False
 
@@ -126,7 +126,10 @@ class FastContext(PlanContext):
         elif self._core.speculator is not None and not free and not overrun:
             self.served = True
             self.in_order = running is self._core.scheduler.running
+            looked = memory is not None and memory.looked
             left = self._verify(running, most)
+            if memory is not None:
+                memory.looked = looked
         else:
             return running
         self.num_left = len(left)
@@ -272,6 +275,7 @@ class FastContext(PlanContext):
     def _stop(self, request: Request) -> None:
         if self._lockstep is not None:
             self._lockstep.dissolve(self.plan)
+        request._keeper = None
         super()._stop(request)
 
     def _single_out(self, request: Request) -> None:

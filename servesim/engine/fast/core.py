@@ -114,6 +114,9 @@ class FastCore(EngineCore):
             all_served = ctx.served and not ctx.num_left and len(plan._tokens) == len(self.scheduler.running)
             self._note(ctx, step is not None and all_served and not looked, True)
             self.tokens_again = tokens_again(self, ctx, step)
+            if self.memory is not None and step is not None:
+                for request in step.sampled:
+                    request._keeper = self.memory
             return step
         if plan.layout == "recompute":
             lockstep.dissolve(plan)

@@ -13,17 +13,18 @@ from typing import Any
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator
-from servesim.contracts.request import Request
+from servesim.contracts.request import CounterKeeper, Request
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class LockstepMemory:
-    """Memory of requests that grow together. Fast allocator classes hold an instance in their attribute `turns`."""
+class LockstepMemory(CounterKeeper):
+    """Memory of requests that grow together. Fast allocator classes hold an instance in their attribute `turns`. As the
+    keeper of requests with drafts, which keep their own counters, it notes that one was read."""
 
     def __init__(self) -> None:
         self.looked = False
-        """Whether any value that changes as requests decode was read from the allocator. The engine resets this
-        flag."""
+        """Whether any value that changes as requests decode was read from the allocator, or from a request that it
+        keeps. The engine resets this flag."""
         self.look: Callable[[], None] = self.note
         """Callback invoked before such a value is read. It does the work of `note` and whatever the engine adds."""
         self.copies = 1
@@ -35,6 +36,9 @@ class LockstepMemory:
     def note(self) -> None:
         """Record that a value that changes as requests decode was read from the allocator."""
         self.looked = True
+
+    def settle(self, request: Request) -> None:
+        self.look()
 
     def complete(self, request: Request) -> None:
         """Apply a member's pending allocations, which are deferred until they are needed. The default does nothing."""

@@ -39,8 +39,10 @@ class FastReplica(Replica):
         core.on_late_together = self.recorder.late_together
         if self.depth == 1 or core.scheduler.limits.async_scheduling:
             core.keep_lockstep(self.depth)
-        if core.lockstep is not None and core.memory is not None:
-            core.lockstep.on_read, core.memory.look = self.catch_up, self._looked
+        if core.memory is not None:
+            core.memory.look = self._looked
+        if core.lockstep is not None:
+            core.lockstep.on_read = self.catch_up
 
     def reprice(self, cost: CostModel) -> None:
         super().reprice(cost)

@@ -141,10 +141,15 @@ LOOKS = f"{Path(__file__).parents[2] / 'support' / 'looking_policies.py'}"
 
 
 @pytest.mark.parametrize("name", ["Timed", "Counting"])
+@pytest.mark.parametrize("speculation", ["", "eagle:k=3", "medusa:k=2,width=2"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_scheduler_that_looks_at_what_changes_is_asked_at_every_step(name: str, depth: int) -> None:
-    trace = toy_trace([0, 500, 4000], [8, 8, 40], [30, 30, 12])
-    compared(World(trace, scheduler=f"{LOOKS}:{name}", depth=depth, asynchronous=depth > 1))
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_scheduler_that_looks_at_what_changes_is_asked_at_every_step(
+    name: str, speculation: str, depth: int, requests: int
+) -> None:
+    trace = toy_trace([0, 500, 4000][:requests], [8, 8, 40][:requests], [30, 30, 12][:requests])
+    scheduler = f"{LOOKS}:{name}"
+    compared(World(trace, scheduler=scheduler, speculation=speculation, depth=depth, asynchronous=depth > 1))
 
 
 def test_a_scheduler_whose_own_attributes_move_is_asked_at_every_step() -> None:
@@ -169,10 +174,14 @@ def test_one_whose_attributes_rest_is_not() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_blocks", [5, 1000])
-def test_what_a_scheduler_sees_as_a_request_arrives_is_the_state_of_that_instant(depth: int, num_blocks: int) -> None:
-    """One of 40 tokens runs, a microsecond each. The second comes early and queues, the third late and goes first."""
-    trace = toy_trace([0, 5500, 30_500], [8, 8, 8], [40, 5, 5])
-    world = World(trace, scheduler=f"{LOOKS}:Watcher", num_blocks=num_blocks, max_num_seqs=1)
+@pytest.mark.parametrize(("speculation", "late"), [("", 30_500), ("eagle:k=3", 15_500)])
+def test_what_a_scheduler_sees_as_a_request_arrives_is_the_state_of_that_instant(
+    depth: int, num_blocks: int, speculation: str, late: int
+) -> None:
+    """One of 40 tokens runs, a microsecond for each step. The second comes early and queues, the third late and goes
+    first."""
+    trace = toy_trace([0, 5500, late], [8, 8, 8], [40, 5, 5])
+    world = World(trace, scheduler=f"{LOOKS}:Watcher", num_blocks=num_blocks, max_num_seqs=1, speculation=speculation)
     world.cost, world.depth, world.asynchronous = ToyCost(fixed=1000, token=0, context=0), depth, depth > 1
     fast, _ = compared(world)
     assert fast.recorder.requests.column("row").tolist() == [0, 2, 1]
