@@ -106,31 +106,28 @@ class OverContexts:
         their attention has several sources."""
         first = int(contexts[0])
         segment = self._segment(first)
-        if int(contexts[-1]) >= segment.high:
-            cut = int(np.searchsorted(contexts, segment.high))
-            times, (more, _) = self._within(segment, contexts[:cut]), self.price(contexts[cut:])
-            return np.concatenate((self._sum(times), more)), self._split(contexts)
-        times = self._within(segment, contexts)
-        gpu = self._sum(times)
-        if first in segment.knots:
-            return gpu, self._split(contexts)
-        if len(segment.sources) > 1:
-            fixed = np.array(self._fixed, dtype=np.int64) - np.array(self._known, dtype=np.int64) @ segment.by_source
-            return gpu, times.T @ segment.by_source + fixed
+        if int(contexts[-1]) >= segment.high or first in segment.knots or len(segment.sources) > 1:
+            return self._across(contexts)
         (source,) = segment.sources or (0,)
         if source not in self._splits:
             self._splits[source] = Split(self._fixed, source, self._constant + sum(self._known))
-        return gpu, self._splits[source]
+        return self._sum(self._within(segment, contexts)), self._splits[source]
 
-    def _split(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the split by source at any context sums."""
-        found = np.empty((len(contexts), 4), dtype=np.int64)
-        found[:] = self._fixed
-        at = np.arange(len(contexts))
-        for (base, curve, shift), known in zip(self._attending, self._known, strict=True):
-            times, of_each = curve.rounded_at(base, contexts + shift)
-            found[at, of_each] += times - known
-        return found
+    def _across(self, contexts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what `price` does for sums in several segments, at a knot, or with several sources."""
+        gpu, split = [], []
+        known, fixed = np.array(self._known, dtype=np.int64)[:, None], np.array(self._fixed, dtype=np.int64)
+        while len(contexts):
+            first = int(contexts[0])
+            segment = self._segment(first)
+            stop = int(contexts.searchsorted(segment.high))
+            times = self._within(segment, contexts[:stop])
+            gpu.append(self._sum(times))
+            split.append((times - known).T @ segment.by_source + fixed)
+            if first in segment.knots:  # no later sum is
+                split[-1][: contexts.searchsorted(first, "right")] = self.one(first)[1]
+            contexts = contexts[stop:]
+        return np.concatenate(gpu), np.concatenate(split)
 
     def _segment(self, context: int) -> Segment:
         i = bisect_right(self._knots, context)

@@ -75,7 +75,6 @@ class Curve:
         self.segment_source = [max(INTERPOLATED, a, b) for a, b in pairwise(sources)]
         self.segment_source.append(max(beyond, sources[-1]))
         self._arrays: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None = None
-        self._sources: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def at(self, x: float) -> float:
         """Return the time at x >= 0."""
@@ -146,19 +145,6 @@ class Curve:
         times *= self.slopes[i]
         times += base + self.ys[i] + 0.5
         return times.astype(np.int64)
-
-    def rounded_at(self, base: float, x: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return `rounded` in the segment of every x, and the source of each time."""
-        if self._arrays is None:
-            self._arrays = (np.array(self.xs), np.array(self.ys), np.array(self.slopes))
-        if self._sources is None:
-            self._sources = (np.array(self.knot_source), np.array(self.segment_source))
-        xs, ys, slopes = self._arrays
-        knot_source, segment_source = self._sources
-        i = np.searchsorted(xs, x, side="right") - 1
-        start = xs[i]
-        times = (base + ys[i] + 0.5) + (x - start) * slopes[i]
-        return times.astype(np.int64), np.where(start == x, knot_source[i], segment_source[i])
 
     @property
     def known_to(self) -> float:
