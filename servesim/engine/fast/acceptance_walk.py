@@ -28,13 +28,13 @@ class Walk:
         self.gains = b""
         self.known = [tokens]
         """Known tokens before each step, and after the last one."""
-        self._counts = np.empty(0, dtype=np.int64)
+        self._counts: Rows | None = None
         self.index = 0
 
     @property
     def counts(self) -> Rows:
         """`known` as an array."""
-        if len(self._counts) < len(self.known):
+        if self._counts is None:
             self._counts = np.array(self.known, dtype=np.int64)
         return self._counts
 
@@ -59,5 +59,6 @@ class Walk:
             gains = acceptance.walk(request, start, min(start + AHEAD, end), self.depth, width)
             self.gains += bytes(gains)
             self.known += list(accumulate(gains, initial=until))[1:]
+            self._counts = None
             until = self.known[-1]
         return min(steps, len(self.gains) - first - 1) if until >= request._end_tokens else steps

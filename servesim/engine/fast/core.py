@@ -94,8 +94,8 @@ class FastCore(EngineCore):
     def plan(self, now: int) -> Step | None:
         if self.in_flight and self.is_next_empty():
             return None
-        step = verify_again(self, now) if self.tokens_again else None
-        return super().plan(now) if step is None else step
+        known, step = verify_again(self, now) if self.tokens_again else (False, None)
+        return step if known else super().plan(now)
 
     def open(self, now: int) -> PlanContext:
         if self.lockstep is not None:

@@ -31,6 +31,9 @@ from servesim.records.row import Row
 from servesim.records.step import Step
 
 MOST = 256  # max. number of steps to look ahead
+FEWEST = 5
+"""Min. number of steps to look ahead before the next arrival: fewer cost less one by one. Fitted on the calls of
+quick-eagle (3.3 requests a step), which differ by 0.2 % from 4 to 6."""
 
 
 class Ahead(NamedTuple):
@@ -124,7 +127,10 @@ class DraftLeap(Run):
             return None
         n, m, depth = len(requests), min(MOST, core.until - core.next_step_id), len(in_flight)
         if horizon_ns is not None:
-            m = min(m, horizon_ns // (last.end_ns - last.start_ns) + 2)
+            left = horizon_ns // (last.end_ns - last.start_ns) + 2
+            if left < FEWEST:
+                return None
+            m = min(m, left)
         placeholders = depth * (1 + batch.drafts // n)
         ahead = _look_ahead(core, m, placeholders) if m >= 1 else None
         if ahead is None:
@@ -218,7 +224,7 @@ class DraftLeap(Run):
         context = last.batch.decode_context_sum
         for j in range(done, m):
             allocated = sum([tokens for i, tokens in grown if i <= j + 1])
-            gone = sum([tokens for i, tokens in freed if i <= j + 1])
+            gone = sum([tokens for i, tokens in freed if i <= j + 1]) if freed else 0
             filled = (int(self._contexts[j]) - context) * copies - gone
             in_flight.append(self._step(last, j, depth, allocated, filled))
 
@@ -261,7 +267,10 @@ def _real(core: FastCore) -> int:
     here = first.sampled
     if here != last.sampled and [request for request in here if request.state < State.FINISHED] != last.sampled:
         return 1
-    return int(any(request._last_token_ns != before for request in last.sampled))
+    for request in last.sampled:
+        if request._last_token_ns != before:
+            return 1
+    return 0
 
 
 def _look_ahead(core: FastCore, m: int, placeholders: int) -> Ahead | None:

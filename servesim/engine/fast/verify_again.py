@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from servesim.contracts.cost import Batch
 from servesim.contracts.plan import Plan
-from servesim.contracts.request import Request
 from servesim.engine.fast.context import FastContext, FastPlan
 from servesim.records.step import Step
 
@@ -28,18 +27,23 @@ def tokens_again(core: FastCore, ctx: FastContext, step: Step | None) -> int:
     return step.batch.linear_tokens
 
 
-def verify_again(core: FastCore, now: int) -> Step | None:
-    """Plan the next step and put it in flight, or return None if the scheduler must make the plan. Memory that it would
-    take may then have been taken already."""
+def verify_again(core: FastCore, now: int) -> tuple[bool, Step | None]:
+    """Return whether the next plan is known, and its step, put in flight, or None if it is empty. If the scheduler must
+    make the plan, memory that it would take may have been taken already."""
     before = core.last_plan
     assert before is not None
     if core.scheduler.num_waiting() or core.on_plan is not None:
-        return None
+        return False, None
     plan = FastPlan(core.next_step_id)
     plan.attention = before.attention
-    batch = _serve(core, before, plan)
-    if batch is None or batch.linear_tokens > core.tokens_again:
-        return None
+    if not _serve(core, before, plan):
+        return False, None
+    if not plan._tokens:
+        core.last_plan, core.stands = plan, False
+        return True, None
+    batch = _batch(plan)
+    if batch.linear_tokens > core.tokens_again:
+        return False, None
     sampled = list(plan._tokens)
     for request, new in plan._tokens.items():
         request._num_computed_tokens += new
@@ -54,16 +58,15 @@ def verify_again(core: FastCore, now: int) -> Step | None:
     core.next_step_id += 1
     if core.checks:
         core.check_integrity()
-    return step
+    return True, step
 
 
-def _serve(core: FastCore, before: Plan, plan: FastPlan) -> Batch | None:
-    """Add to a plan all running requests but those whose last token is in flight, and return its batch. Return None if
-    a request was not served before, needs other tokens than its next one, or gets no memory."""
+def _serve(core: FastCore, before: Plan, plan: FastPlan) -> bool:
+    """Add to a plan all running requests but those whose last token is in flight. Return False if a request was not
+    served before, needs other tokens than its next one, or gets no memory."""
     tokens, drafts, served, grow = plan._tokens, plan.drafts, before._tokens, core.kv.grow
     limits, ahead = core.scheduler.limits, core.lookahead
     longest, asynchronous = limits.max_model_len, limits.async_scheduling
-    square = furthest = 0
     for request in core.scheduler.running:
         computed, known, extra = request._num_computed_tokens, request._num_tokens, request.num_draft_tokens
         if asynchronous:
@@ -71,35 +74,30 @@ def _serve(core: FastCore, before: Plan, plan: FastPlan) -> Batch | None:
             if coming > 0 and computed + 2 - coming >= request.prompt_len + request.max_tokens:
                 continue
             known += coming
-        after = computed + 1 + extra
-        if known - computed != 1 or computed < request.prompt_len or after >= longest or request not in served:
-            return None
-        if not grow(request, 1 + extra, ahead):
-            return None
+        if known - computed != 1 or computed < request.prompt_len or request not in served:
+            return False
+        if computed + 1 + extra >= longest or not grow(request, 1 + extra, ahead):
+            return False
         tokens[request] = 1 + extra
         if extra:
             drafts[request] = extra
-        square += after * after
-        if after > furthest:
-            furthest = after
-    if not tokens:
-        return None
-    return _batch(tokens, drafts, plan.attention, square, furthest)
+    return True
 
 
-def _batch(tokens: dict[Request, int], drafts: dict[Request, int], attention: str, square: int, longest: int) -> Batch:
+def _batch(plan: FastPlan) -> Batch:
     """Return the batch of requests that each verify drafts."""
-    total, count = sum(tokens.values()), len(tokens)
-    reach = sum([request._num_computed_tokens for request in tokens]) + total
+    contexts = [request._num_computed_tokens + new for request, new in plan._tokens.items()]
+    count, reach = len(contexts), sum(contexts)
+    total = count + sum(plan.drafts.values())
     return Batch(
         total,
         decode_count=count,
         decode_context_sum=reach,
-        decode_context_sumsq=square,
-        decode_context_max=longest,
+        decode_context_sumsq=sum([context * context for context in contexts]),
+        decode_context_max=max(contexts),
         queries_per_sequence=-(-total // count),
         sampled=count,
-        attention=attention,
+        attention=plan.attention,
         drafts=total - count,
         sampled_context=reach,
     )
