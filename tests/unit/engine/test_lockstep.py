@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from servesim.contracts import Batch
+from servesim.contracts import Batch, Plan, PlanContext
 from servesim.cost import build_cost_model
 from servesim.engine.fast.lockstep import Lockstep
 from servesim.errors import PolicyError
 from servesim.hardware import Gpu, ModelSpec
 from servesim.metrics.requests import RequestColumns
+from servesim.policies.scheduling.vllm import Vllm
 from tests.property.test_fast_equals_reference import compared
 from tests.support.worlds import ToyCost, World, toy_trace, watch
 
@@ -201,3 +202,18 @@ def test_a_request_that_left_before_all_counters_were_written_is_forgotten_when_
         asynchronous=True,
     )
     compared(world)
+
+
+@pytest.mark.parametrize("speculation", ["", "eagle:k=3"])
+def test_a_scheduler_is_not_asked_for_a_plan_that_is_empty(speculation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two alone, one after the other: each is planned as it comes, and once more as it runs."""
+    asked: list[int] = []
+    plan = Vllm.plan
+
+    def counted(self: Vllm, ctx: PlanContext) -> Plan:
+        asked.append(ctx.step_id)
+        return plan(self, ctx)
+
+    monkeypatch.setattr(Vllm, "plan", counted)
+    World(toy_trace([0, 500_000], [8, 8], [30, 30]), speculation=speculation, depth=2, asynchronous=True).run("fast")
+    assert len(asked) == 4
