@@ -94,7 +94,7 @@ class OverContexts:
             a, b, c, d = sums
             return ns + self._constant, (a, b, c, d)
         for (base, curve, shift), known in zip(self._attending, self._known, strict=True):
-            start, y, slope, source = curve.piece(context + shift)
+            start, y, slope, source, _ = curve.piece(context + shift)
             own = rounded(base, y, (context + shift - start) * slope)
             ns += own
             sums[source] += own - known

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,6 @@ from servesim.contracts.cost import Times
 MEASURED, INTERPOLATED, EXTRAPOLATED, ROOFLINE = range(4)
 """Sources of a time, in the order of `Price.shares`: a measured point; interpolation between measured points;
 extrapolation beyond them, at the share of the roofline reached at the edge; a formula, without a measurement."""
-
 
 _VECTOR_FROM = 10
 """Number of points from which numpy is faster than a Python loop."""
@@ -47,7 +47,7 @@ class Curve:
     in the same order, so they agree to the last bit.
     """
 
-    __slots__ = ("_arrays", "_sources", "knot_source", "segment_source", "slopes", "xs", "ys")
+    __slots__ = ("_arrays", "_sources", "ends", "knot_source", "segment_source", "slopes", "xs", "ys")
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class Curve:
                 knot_source = [knot_source[0], *knot_source]
         self.xs = [float(x) for x in xs]
         self.ys = [float(y) for y in ys]
+        self.ends = [*self.xs[1:], inf]
         knots = pairwise(zip(self.xs, self.ys, strict=True))
         self.slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in knots]
         edge = self.ys[-1] / self.xs[-1] if self.xs[-1] else 0.0
@@ -97,12 +98,14 @@ class Curve:
         source = self.knot_source[i] if start == x else self.segment_source[i]
         return self.ys[i] + (x - start) * self.slopes[i], source
 
-    def piece(self, x: float) -> tuple[float, float, float, int]:
-        """Return the segment of x >= 0 as start, time at the start, and slope; and the source of the time at x."""
+    def piece(self, x: float) -> tuple[float, float, float, int, float]:
+        """Return the segment of x >= 0 as start, time at the start, and slope; the source of the time at x; and where
+        the next sizes with that source end, which is x if x is a knot with a source of its own."""
         i = bisect_right(self.xs, x) - 1
-        start = self.xs[i]
-        source = self.knot_source[i] if start == x else self.segment_source[i]
-        return start, self.ys[i], self.slopes[i], source
+        start, source, until = self.xs[i], self.segment_source[i], self.ends[i]
+        if start == x and self.knot_source[i] != source:
+            source, until = self.knot_source[i], start
+        return start, self.ys[i], self.slopes[i], source, until
 
     def rounded_run(self, base: float, first: int, step: int, count: int) -> NDArray[np.int64]:
         """Return base + time, rounded, at `count` points from `first` on, `step` > 0 apart; each equals `rounded` of
@@ -149,14 +152,11 @@ class Curve:
     @property
     def known_to(self) -> float:
         """Position of the last knot that is not itself extrapolated."""
-        return max(
-            (x for x, source in zip(self.xs, self.knot_source, strict=True) if source != EXTRAPOLATED), default=0
-        )
+        return max((x for x, each in zip(self.xs, self.knot_source, strict=True) if each != EXTRAPOLATED), default=0)
 
     def source(self, x: float) -> int:
         """Return the source of the time at x."""
-        i = bisect_right(self.xs, x) - 1
-        return self.knot_source[i] if self.xs[i] == x else self.segment_source[i]
+        return self.look_up(x)[1]
 
     def over(self, xs: Sequence[float]) -> Curve:
         """Return a curve with the same knot values at positions `xs`, linear in between."""

@@ -277,17 +277,18 @@ class TableCostModel(CostModel):
             parts = parts.copy()
             parts[origin] += beyond
             fixed, known = whole(base, parts)
-        start, y, slope, _ = curve.piece(contexts)
+        start, y, slope, source, until = curve.piece(contexts)
         first = rounded(base, y, (contexts - start) * slope)
         ns = (first if first > least else least) + more
         if most > 1:
             within = until_ns // (ns if ns > 1 else 1) + 1
             if within < most:
                 most = within
+        n = batch.decode_count
+        gpu: Times = [first] if most == 1 else curve.rounded_times(base, contexts, n, most)
+        sources = CurveSources(fixed, known, curve, contexts, n, gpu, source, until)
         if most == 1:
-            return [first], [ns], host_ns, CurveSources(fixed, known, curve, contexts, batch.decode_count, [first])
-        gpu = curve.rounded_times(base, contexts, batch.decode_count, most)
-        sources = CurveSources(fixed, known, curve, contexts, batch.decode_count, gpu)
+            return gpu, [ns], host_ns, sources
         if isinstance(gpu, list):
             return gpu, [(g if g > least else least) + more for g in gpu], host_ns, sources
         return gpu, np.maximum(gpu, least) + more, host_ns, sources

@@ -147,7 +147,7 @@ class Stage:
             parts[source] += beyond
             ns += beyond
         curve, contexts = self.decode_curve(batch), batch.decode_context_sum
-        start, y, slope, source = curve.piece(contexts)
+        start, y, slope, source, _ = curve.piece(contexts)
         times = rounded(ns, y, (contexts - start) * slope)
         sources, known = whole(ns, parts)
         sources[source] += times - known

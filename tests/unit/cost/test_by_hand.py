@@ -172,13 +172,15 @@ def test_sources_of_a_run_are_those_of_its_steps(first: int, step: int, count: i
     gpu = [int(CURVE.at(first + i * step) + 13.5) for i in range(count)]
     fixed, known = whole(13.0, [4.0, 5.0, 0.0, 4.0])
     run = CurveSources(fixed, known, CURVE, first, step, gpu)
+    *_, source, until = CURVE.piece(first)
+    told = CurveSources(fixed, known, CURVE, first, step, gpu, source, until)
     start = data.draw(st.integers(0, count - 1))
     stop = data.draw(st.integers(start, count))
     expected = [0, 0, 0, 0]
     for i in range(start, stop):
         expected = [a + b for a, b in zip(expected, fixed, strict=True)]
         expected[CURVE.source(first + i * step)] += gpu[i] - known
-    assert list(run.of(start, stop)) == expected
+    assert list(run.of(start, stop)) == list(told.of(start, stop)) == expected
     assert list(SumSources([run, run]).of(start, stop)) == [2 * ns for ns in expected]
 
 

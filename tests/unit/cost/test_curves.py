@@ -107,7 +107,7 @@ def test_times_as_a_list_and_as_an_array_are_those_of_a_run(count: int) -> None:
     curve = Curve([0, 5, 90.5], [0, 30, 70], MEASURED)
     for first in (1, 5, 60):
         run = [int((0.4 + start_ns + 0.5) + (x - start) * slope) for x in range(first, first + 2 * count, 2)
-               for start, start_ns, slope, _ in [curve.piece(x)]]  # fmt: skip
+               for start, start_ns, slope, *_ in [curve.piece(x)]]  # fmt: skip
         times = curve.rounded_times(0.4, first, 2, count)
         assert list(times) == run == curve.rounded_run(0.4, first, 2, count).tolist()
 
