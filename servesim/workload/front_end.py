@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from math import ceil
 from typing import Any
 
@@ -83,9 +83,8 @@ class _Process:
         """Time in ns up to which the loop's work is counted."""
         self._each = 0.0
         """Work in ns that the loop has done for each request, of those received since it last had none."""
-        self._answers: list[tuple[int, float, int, int, int]] = []
-        """A heap of the answers that are not all due: (time at which its next piece falls due, work of a piece in ns,
-        number of that piece, start of the answer, its length)."""
+        self._answers: list[tuple[int, float]] = []
+        """A heap of the pieces of answers that are not due: (time at which it falls due, its work in ns)."""
         self._due = 0.0
         """Work in ns of answers that is due and not done."""
         self._tokenized = 0
@@ -126,29 +125,25 @@ class _Process:
         answer = self._terms.answer_ns(output_len)
         if answer:
             pieces = PIECES if output_len > PIECES else output_len
-            first = start + TOKEN_NS * output_len // pieces
-            heappush(self._answers, (first, answer / pieces, 1, start, output_len))
+            work, lasts, answers = answer / pieces, TOKEN_NS * output_len, self._answers
+            for piece in range(1, pieces + 1):
+                heappush(answers, (start + lasts * piece // pieces, work))
 
     def _work_until(self, now: int) -> None:
         """Count the loop's work until `now`, then the answers that are due by then."""
-        time, waiting = now - self._at, len(self.received)
+        owed, answers, waiting = self._due, self._answers, len(self.received)
         if waiting:
-            streamed = self._due if self._due < time / 2 else time / 2
+            time = now - self._at
+            streamed = owed if owed < time / 2 else time / 2
             self._each += (time - streamed) / waiting
-            self._due -= streamed
-        owed, answers = self._due, self._answers
-        done = self._at + owed  # when an idle loop has done what was due
-        while answers and answers[0][0] <= now:
-            due, work, piece, start, output_len = answers[0]
-            pieces = PIECES if output_len > PIECES else output_len
-            if piece < pieces:
-                later = start + TOKEN_NS * output_len * (piece + 1) // pieces
-                heapreplace(answers, (later, work, piece + 1, start, output_len))
-            else:
-                heappop(answers)
-            owed += work
-            done = (due if due > done else done) + work
-        if not waiting:
+            owed -= streamed
+            while answers and answers[0][0] <= now:
+                owed += heappop(answers)[1]
+        else:
+            done = self._at + owed  # when the idle loop has done what was due
+            while answers and answers[0][0] <= now:
+                due, work = heappop(answers)
+                done = (due if due > done else done) + work
             owed = done - now if done > now else 0.0
         self._due, self._at = owed, now
 
@@ -167,6 +162,8 @@ class FrontEnd:
         self._ready: int | None = None
         """When the next request reaches the queue if none is sent before."""
         self._known = False  # whether none is sent before; the workload of an open loop is asked ahead
+        self._asked = False  # whether that workload has said when the next request is sent: at `_sent_ns`
+        self._sent_ns: int | None = None
         self._samples: dict[Any, list[_Sent]] = {}
         """Further samples of a prompt, by what they have in common, while its first one is on its way."""
         self._count = 0
@@ -179,7 +176,7 @@ class FrontEnd:
     def next_ns(self) -> int | None:
         if self._known:
             return self._ready
-        due = self._inner.next_ns()
+        due = self._sent_ns if self._asked else self._inner.next_ns()
         if not self._works:
             return due + self._terms.in_ns if due is not None else None
         ready = self._ready
@@ -188,7 +185,7 @@ class FrontEnd:
         while due is not None and (ready is None or due + self._terms.in_ns < ready):
             self._receive(due)
             due, ready = self._inner.next_ns(), self._ready
-        self._known = True
+        self._sent_ns, self._known, self._asked = due, True, True
         return ready
 
     def pop(self) -> tuple[Request, int] | None:
@@ -269,7 +266,7 @@ class FrontEnd:
     def look_again(self) -> None:
         """Ask the inner workload again, which has a request that it did not know of before. The request must have been
         sent late enough to reach the queue after this instant."""
-        self._known = False
+        self._known = self._asked = False
 
     def holds(self, request: Request) -> bool:
         """Return whether a request has been received but has not reached the queue."""
