@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts import MISS, KVMemory, NoParams, Request, build_params, kv_allocators
+from servesim.contracts.request import CounterKeeper
 from servesim.engine.fast.kv import FastPaged, lockstep_tables
 from tests.support.examples import examples
 
@@ -62,6 +63,16 @@ class InTurn:
         self.free += self.tables.pop(request)
 
 
+class Keeper(CounterKeeper):
+    """Keeper of members whose counters nobody reads."""
+
+    def settle(self, request: Request) -> None:
+        """Do nothing."""
+
+
+KEEPER = Keeper()
+
+
 class Both:
     """An allocator, and what it is compared with."""
 
@@ -79,10 +90,12 @@ class Both:
         self.model.join(request, tokens)
         self.offsets[request] = tokens - self.step_id
         assert self.kv.turns.join(request, self.offsets[request], tokens)
+        request._keeper = KEEPER  # as members have
 
     def leave(self, which: int) -> None:
         if self.model.computed:
             request = list(self.model.computed)[which % len(self.model.computed)]
+            request._keeper = None
             self.kv.turns.leave(request, self.offsets[request])
             self.kv.free(request)
             self.model.leave(request)

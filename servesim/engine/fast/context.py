@@ -232,7 +232,8 @@ class FastContext(PlanContext):
         """See `PlanContext.admit`."""
         memory, hit = self._memory, hit if hit is not None else self.lookup(request)
         looked = memory is not None and memory.looked
-        admitted = super().admit(
+        admitted = PlanContext.admit(
+            self,
             request,
             num_tokens,
             hit,

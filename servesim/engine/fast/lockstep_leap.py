@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from servesim.contracts.cost import Batch, RunSources, Times, added
+from servesim.contracts.cost import Batch, RunSources, Sources, Times, added
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 from servesim.engine.fast.core import MOST, FastCore
@@ -22,8 +22,10 @@ from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep import Lockstep
 from servesim.engine.fast.step import FastStep
 from servesim.records.recorder import Recorder
+from servesim.records.step import NO_DRAFTS
 
 NOWHERE = Usage(0, 0, 0, 0)
+NO_SOURCES = RunSources()
 LONGEST = 1 << 61  # integrals of memory over time must fit in 64 bits
 
 
@@ -36,7 +38,7 @@ class LockstepLeap(Run):
     )  # fmt: skip
 
     def __init__(self, ends: list[int], past: int, depth: int, batch: Batch, usage: Usage) -> None:
-        super().__init__(ends, 0, past)
+        Run.__init__(self, ends, 0, past)
         self._depth = depth  # number of steps planned before the run and not past
         self._usage = usage  # before the run
         self._copies = 1  # number of times that memory counts a token
@@ -45,7 +47,7 @@ class LockstepLeap(Run):
         self._gpu: Times = []  # of steps with all members; also the next 3 fields
         self._ns: Times = []
         self._host = 0
-        self._sources = RunSources()
+        self._sources = NO_SOURCES
         self._last: FastStep | None = None  # the step without the retiring requests
         self._extended = 0  # number of steps of the run for which memory has been extended
         self._silent = 0  # number of further ones before memory reports something
@@ -96,8 +98,8 @@ class LockstepLeap(Run):
 
     def _price(self, runs: RunCost, most: int, horizon_ns: int | None) -> None:
         """Price up to `most` steps with all members in lockstep."""
-        usage = self._usage
-        longest = LONGEST // (usage.used + usage.internal + self._batch.sampled * MOST)
+        used, internal, _, _ = self._usage
+        longest = LONGEST // (used + internal + self._batch.sampled * MOST)
         until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
         self._gpu, self._ns, self._host, self._sources = runs.decode_run(self._batch, most, until_ns)
         ns = self._ns
@@ -117,19 +119,11 @@ class LockstepLeap(Run):
         if ns[0] < 1:
             return  # the real plan will raise
         ends.append(ends[-1] + int(ns[0]))
-        self._last = FastStep(
-            first + m,
-            batch,
-            [],
-            NOWHERE,
-            planned_ns=ends[m],
-            start_ns=ends[-2],
-            end_ns=ends[-1],
-            gpu_ns=int(gpu[0]),
-            host_ns=host,
-            sources=sources.of(0, 1),
+        planned_ns, start_ns, end_ns, of_source = ends[m], ends[-2], ends[-1], sources.of(0, 1)
+        step = self._last = FastStep(
+            first + m, batch, [], NOWHERE, NO_DRAFTS, 0, planned_ns, start_ns, end_ns, int(gpu[0]), host, of_source
         )
-        self._last.together, self._last.turn = batch.sampled, lockstep.turn + m
+        step.together, step.turn = batch.sampled, lockstep.turn + m
 
     def seen_at(self, core: FastCore, now: int) -> tuple[int, int] | None:
         """See `Run`."""
@@ -169,7 +163,6 @@ class LockstepLeap(Run):
         if skip < m:
             m = skip
         core.tokens_since_output = 0
-        grown = self._grown
         if m:
             if m > self._extended:
                 self._extend(core, m - self._extended)
@@ -181,9 +174,9 @@ class LockstepLeap(Run):
         self._commit(core, recorder, replica, skip + through, n)
         done = skip + through - depth  # number of steps of the run that are over
         if done > 0:
-            self._record(recorder, replica, first, turn, n, depth, done, grown)
+            self._record(recorder, replica, first, turn, n, depth, done)
         for j in range(done + 1 if done > 0 else 1, m + 1):
-            in_flight.append(self._step(first, turn, n, j, depth, grown))
+            in_flight.append(self._step(first, turn, n, j, depth, self._sources.of(j - 1, j)))
         core.next_step_id = first + m
         lockstep.turn = turn + m
         lockstep.committed = turn + skip - depth
@@ -214,7 +207,7 @@ class LockstepLeap(Run):
         turn = lockstep.turn + done
         self._extended = done + steps
         grown = memory.extend_run(turn, turn - self._depth + 1, steps)
-        self._grown.extend([(done + j, tokens) for j, tokens in grown] if done else grown)
+        self._grown = grown if not done else self._grown + [(done + j, tokens) for j, tokens in grown]
 
     def _commit(self, core: FastCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
         """Deliver the tokens of the steps in flight, including those of requests not yet in lockstep, then one token to
@@ -256,43 +249,34 @@ class LockstepLeap(Run):
             core.connector.ran_turns(lockstep.committed, 1, self._ends[len(self._gpu) :], 2)
         return retired
 
-    def _record(
-        self,
-        recorder: Recorder,
-        replica: int,
-        first: int,
-        turn: int,
-        n: int,
-        depth: int,
-        done: int,
-        grown: list[tuple[int, int]],
-    ) -> None:
+    def _record(self, recorder: Recorder, replica: int, first: int, turn: int, n: int, depth: int, done: int) -> None:
         """Record the first `done` steps of the run in one row. Step j starts at E_(j+depth-1). From one step to the
         next, memory grows by one token per request (in each copy) and by whole blocks."""
-        ends, gpu, usage, more = self._ends, self._gpu, self._usage, n * self._copies
+        ends, gpu, grown, more = self._ends, self._gpu, self._grown, n * self._copies
+        used, internal, external, _ = self._usage
         start, end = ends[depth - 1], ends[depth - 1 + done]
         part = ends[depth : depth - 1 + done]
         if isinstance(part, list):
             left = (done - 1) * end - sum(part)
         else:  # subtracted before they are added up: a sum of 3,000 times of a month is over 64 bits
             left = int(np.add.reduce(end - np.frombuffer(part, np.int64)))
-        used_ns, internal_ns = more * left, 0
-        held = usage.used + usage.internal + (grown[0][1] if grown and grown[0][0] == 1 else 0)
+        used_ns, internal_ns, before = more * left, 0, depth - 2
+        held, used = used + internal, used + more
+        if grown and grown[0][0] == 1:
+            held, grown = held + grown[0][1], grown[1:]
         peak = at_first = held
         for j, tokens in grown:
             if j > done:
                 break
-            if j > 1:
-                held += tokens
-                if held > peak:
-                    peak = held
-                internal_ns += tokens * (end - ends[j + depth - 2])
-        used = usage.used + more
+            held += tokens
+            if held > peak:
+                peak = held
+            internal_ns += tokens * (end - ends[j + before])
         for j, tokens in self._given:
             if j > done:
                 break
             if j > 1:
-                used_ns -= tokens * (end - ends[j + depth - 2])
+                used_ns -= tokens * (end - ends[j + before])
             else:
                 used -= tokens
         internal_ns -= used_ns
@@ -301,9 +285,9 @@ class LockstepLeap(Run):
         if (
             row is None
             or batch.padded_tokens
-            or not row.can_append_decodes(first, n, batch.decode_context_sum, start, self._host, usage.external)
+            or not row.can_append_decodes(first, n, batch.decode_context_sum, start, self._host, external)
         ):
-            step = self._step(first, turn, n, 1, depth, grown)
+            step = self._step(first, turn, n, 1, depth, sources)
             recorder.run(step, replica, done, end, gpu_ns, peak, used_ns, internal_ns, sources)
             return
         ns = end - start
@@ -311,10 +295,11 @@ class LockstepLeap(Run):
         internal_ns += (at_first - used) * ns
         row.extend(done, end, ns, gpu_ns, peak, used_ns, internal_ns, sources)
 
-    def _step(self, first: int, turn: int, n: int, j: int, depth: int, grown: list[tuple[int, int]]) -> FastStep:
+    def _step(self, first: int, turn: int, n: int, j: int, depth: int, sources: Sources) -> FastStep:
         """Return step j of the run, which is planned at E_j and ends at E_(j+depth)."""
-        ends, usage, allocated = self._ends, self._usage, 0
-        for i, tokens in grown:
+        ends, allocated = self._ends, 0
+        used, internal, external, free = self._usage
+        for i, tokens in self._grown:
             if i > j:
                 break
             allocated += tokens
@@ -323,18 +308,11 @@ class LockstepLeap(Run):
             if i > j:
                 break
             filled -= tokens
-        used = Usage(usage.used + filled, usage.internal + allocated - filled, usage.external, usage.free - allocated)
+        usage = Usage(used + filled, internal + allocated - filled, external, free - allocated)
+        batch, gpu_ns = self._batch.advance(j - 1) if j > 1 else self._batch, int(self._gpu[j - 1])
+        planned_ns, start_ns, end_ns = ends[j - 1], ends[j + depth - 2], ends[j + depth - 1]
         step = FastStep(
-            first + j - 1,
-            self._batch.advance(j - 1) if j > 1 else self._batch,
-            [],
-            used,
-            planned_ns=ends[j - 1],
-            start_ns=ends[j + depth - 2],
-            end_ns=ends[j + depth - 1],
-            gpu_ns=int(self._gpu[j - 1]),
-            host_ns=self._host,
-            sources=self._sources.of(j - 1, j),
+            first + j - 1, batch, [], usage, NO_DRAFTS, 0, planned_ns, start_ns, end_ns, gpu_ns, self._host, sources
         )
         step.together, step.turn = n, turn + j - 1
         return step

@@ -21,6 +21,8 @@ from servesim.engine.fast.memory import LockstepMemory
 from servesim.policies.kv._block_tables import MANY, WIDTH, ids
 from servesim.policies.kv.paged import Paged
 
+_TURN, _TOKENS = itemgetter(0), itemgetter(1)
+
 
 class Rank:
     """Requests in lockstep that need their next block in the same step, in joining order."""
@@ -175,15 +177,16 @@ class TableTurns(LockstepMemory):
         due = [(i, rank) for phase, rank in self._ranks.items() if (i := (phase - turn) % bs) < k]
         if not due:
             return []
-        due.sort(key=itemgetter(0))
+        due.sort(key=_TURN)
         grown = [(i + 1, rank.size * bs) for i, rank in due]
         if k > bs:  # repeat, one block later
             grown = [(i + later, tokens) for later in range(0, k, bs) for i, tokens in grown if i + later <= k]
-        blocks = self._kv._take(sum([tokens for _, tokens in grown]) // bs).tobytes()
+        blocks = self._kv._take(sum(map(_TOKENS, grown)) // bs).tobytes()
         first, cycle, total = 0, len(self._rank_of) * WIDTH, len(blocks)
         for _, rank in due:
             size = rank.size * WIDTH
-            rank.rounds += [blocks[start : start + size] for start in range(first, total, cycle)]
+            for start in range(first, total, cycle):
+                rank.rounds.append(blocks[start : start + size])
             first += size
         return grown
 
@@ -191,10 +194,6 @@ class TableTurns(LockstepMemory):
         bs = self._size
         rounds = [rank.size * ((k - 1 - (phase - turn) % bs) // bs + 1) for phase, rank in self._ranks.items()]
         return sum(rounds) * bs
-
-    def holds(self, request: Request) -> bool:
-        """Return whether a request is a member, so that its memory grows with the turns."""
-        return request in self._rank_of or request in self._asleep
 
     def complete(self, request: Request) -> None:
         """Complete the table of a request."""
@@ -242,7 +241,7 @@ class TableTurns(LockstepMemory):
                 more = (end if end < last else last) - blocks
                 due.append((i + 1, table, more))
                 blocks += more
-        due.sort(key=itemgetter(0))
+        due.sort(key=_TURN)
         grown: dict[int, int] = {}
         taken, first = self._kv._take(sum([more for _, _, more in due])), 0
         for i, table, more in due:

@@ -35,18 +35,18 @@ class FastPaged(Paged):
         return super().tables
 
     def slots(self, request: Request) -> int:
-        if self.turns.holds(request):
+        if request._keeper is not None:
             self.turns.look()
             self.turns.complete(request)
-        return super().slots(request)
+        return Paged.slots(self, request)
 
     def usage(self) -> Usage:
         self.turns.look()
-        return super().usage()
+        return Paged.usage(self)
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         self.turns.look()
-        return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
+        return Paged.can_admit(self, request, hit, now_tokens, full_tokens, reserve)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -72,7 +72,7 @@ class FastPrefixHash(PrefixHash):
         return super().idle_tokens(hit)
 
     def slots(self, request: Request) -> int:
-        if self.turns.holds(request):
+        if request._keeper is not None:
             self.turns.look()
             self.turns.complete(request)
         return super().slots(request)
