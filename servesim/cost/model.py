@@ -203,12 +203,11 @@ class TableCostModel(CostModel):
         """Return the prices of one step of data-parallel ranks. A rank without work takes part with one sequence, which
         has as many drafts as others. If all ranks decode, they run CUDA graphs of one size, that of the fullest rank,
         because all three engines pad them; if any rank has a prompt, ranks compute only their own tokens."""
-        ranks = [batch if batch is not None else self._dummy() for batch in batches]
-        alone = [self.price(batch) for batch in ranks]
+        alone = [self.price(batch if batch is not None else self._dummy()) for batch in batches]
         if not self._mixtures:
             return alone
         ns = a = b = c = d = 0
-        for more, (p, q, r, s) in self._together(ranks):
+        for more, (p, q, r, s) in self.together(batches):
             ns, a, b, c, d = ns + more, a + p, b + q, c + r, d + s
         found = []
         for price in alone:
@@ -220,7 +219,7 @@ class TableCostModel(CostModel):
         """Return the GPU ns of each rank on each stage; see the contract."""
         ranks = [batch if batch is not None else self._dummy() for batch in batches]
         last = self.num_stages - 1  # which drafts, too
-        joint = [ns for ns, _ in self._together(ranks)]
+        joint = [ns for ns, _ in self.together(batches)]
         shared = [*joint[:last], sum(joint[last:])]
         return [tuple(own + more for own, more in zip(self.stages(batch), shared, strict=True)) for batch in ranks]
 
@@ -242,9 +241,10 @@ class TableCostModel(CostModel):
             draft_k=k,
         )
 
-    def _together(self, ranks: Sequence[Batch]) -> list[tuple[int, list[int]]]:
+    def together(self, batches: Sequence[Batch | None]) -> list[tuple[int, list[int]]]:
         """Return the ns, and those by source, of the experts' work on the tokens of all ranks: in each stage of the
-        target's pass, and in each pass of a draft model that has experts."""
+        target's pass, and in each pass of a draft model that has experts. See `JointCost`."""
+        ranks = [batch if batch is not None else self._dummy() for batch in batches]
         drafting, count = self._drafting, len(ranks)
         prompts = any(batch.prefill for batch in ranks)
         tokens = [self._tokens(batch) for batch in ranks]

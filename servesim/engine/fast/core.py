@@ -50,6 +50,8 @@ class FastCore(EngineCore):
         """Whether the last plan served all running requests and read nothing that changes from step to step."""
         self.pure = False
         """Whether the last plan did nothing but serve those requests."""
+        self.rests = False
+        """Whether the last plan was empty, and so are the next ones until a request arrives."""
         self.until = 0
         """Step id at which the scheduler must plan again."""
         self.has_state = False
@@ -124,8 +126,10 @@ class FastCore(EngineCore):
         n = lockstep.due
         pauses = n == 0 and len(lockstep.members) > 0
         self._note(ctx, ctx.served and not pauses and not looked, not plan._tokens)
+        self.rests = False
         if not n and not plan._tokens:
             self.stands = False
+            self.rests = not (looked or ctx.has_state or plan.changes_queues or self.num_unfinished)
             return None
         sampled: list[Request] = []
         if plan._tokens:
@@ -219,6 +223,10 @@ class FastCore(EngineCore):
         if lockstep is None or self.last_plan is None or self.has_state or self.scheduler.num_waiting():
             return False
         return lockstep.all_retire() and self.plans_known(1) > 0
+
+    def rest(self, plans: int) -> None:
+        """Account for further empty plans, which are not made."""
+        self._empty += plans
 
     def next_batch(self) -> Batch:
         """Return the batch of the next step, assuming that it consists of all requests in lockstep."""

@@ -3,6 +3,7 @@ step by step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +35,14 @@ class RunCost(Protocol):
     def over_contexts(self, batch: Batch) -> OverRun | None:
         """Return the prices of decode steps that differ from `batch` only in their contexts. Return None if the sums of
         these do not determine the times."""
+
+
+class JointCost(Protocol):
+    """Prices of data-parallel ranks: each that of its own step plus that of their joint work."""
+
+    def together(self, batches: Sequence[Batch | None]) -> list[tuple[int, list[int]]]:
+        """Return the GPU ns, in all and by source, of each part of the joint work in one step (None for a rank without
+        work). They stay the same while all ranks only decode, one token each for the same requests."""
 
 
 class PlainRuns:

@@ -17,6 +17,7 @@ from servesim.contracts.cost import Batch, RunSources, Sources, Times, added
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 from servesim.engine.fast.core import MOST, FastCore
+from servesim.engine.fast.cost import Run as Prices
 from servesim.engine.fast.cost import RunCost
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep import Lockstep
@@ -33,17 +34,26 @@ class LockstepLeap(Run):
     """Run that skips `skip` planning points, with the data needed to account for them afterwards."""
 
     __slots__ = (
-        "_batch", "_copies", "_depth", "_extended", "_given", "_gpu", "_grown", "_host", "_last", "_ns", "_silent",
-        "_sources", "_usage",
+        "_copies", "_depth", "_extended", "_given", "_gpu", "_grown", "_host", "_last", "_ns", "_silent", "_sources",
+        "_usage", "batch", "most", "until_ns",
     )  # fmt: skip
 
-    def __init__(self, ends: list[int], past: int, depth: int, batch: Batch, usage: Usage) -> None:
+    def __init__(
+        self, ends: list[int], past: int, depth: int, batch: Batch, usage: Usage, most: int, horizon_ns: int | None
+    ) -> None:
         Run.__init__(self, ends, 0, past)
+        self.batch = batch
+        """Batch of the first step."""
+        self.most = most
+        """Maximum number of steps with all members."""
+        used, internal, _, _ = usage
+        longest = LONGEST // (used + internal + batch.sampled * MOST)
+        self.until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
+        """Time in ns within which steps are priced."""
         self._depth = depth  # number of steps planned before the run and not past
         self._usage = usage  # before the run
         self._copies = 1  # number of times that memory counts a token
         self._given: list[tuple[int, int]] = []  # (step from 1, tokens used and then freed in it)
-        self._batch = batch  # of the first step
         self._gpu: Times = []  # of steps with all members; also the next 3 fields
         self._ns: Times = []
         self._host = 0
@@ -54,10 +64,12 @@ class LockstepLeap(Run):
         self._grown: list[tuple[int, int]] = []  # (step from 1, tokens by which memory grew)
 
     @classmethod
-    def prepare(cls, core: FastCore, runs: RunCost, now: int, horizon_ns: int | None, past: int) -> LockstepLeap | None:
+    def prepare(
+        cls, core: FastCore, runs: RunCost | None, now: int, horizon_ns: int | None, past: int
+    ) -> LockstepLeap | None:
         """Return the longest run from here, or None if the next planning point must be real. That point is now if
         `past` is 1, otherwise at the end of the next step. The run will be cut off `horizon_ns` from now in any
-        case."""
+        case. Without `runs`, it is to be priced by the caller (see `take`), and has steps with all members only."""
         lockstep, memory = core.lockstep, core.memory
         assert lockstep is not None
         assert memory is not None
@@ -84,9 +96,11 @@ class LockstepLeap(Run):
         if most < 1:
             return None
         usage = core.kv.usage() if past else core.in_flight[-1].usage  # which was planned just now
-        leap = cls(ends, past, depth, core.next_batch(), usage)
+        leap = cls(ends, past, depth, core.next_batch(), usage, m if m < most else most, horizon_ns)
+        if runs is None:
+            return leap if m else None
         if m:
-            leap._price(runs, m if m < most else most, horizon_ns)
+            leap.take(runs.decode_run(leap.batch, leap.most, leap.until_ns))
             if leap._ns[0] < 1:
                 return None  # the real plan will raise
         if most > m == len(leap._gpu) and (horizon_ns is None or leap._ends[m] < now + horizon_ns):
@@ -96,12 +110,9 @@ class LockstepLeap(Run):
             leap.cut(now + horizon_ns)
         return leap if leap.skip else None
 
-    def _price(self, runs: RunCost, most: int, horizon_ns: int | None) -> None:
-        """Price up to `most` steps with all members in lockstep."""
-        used, internal, _, _ = self._usage
-        longest = LONGEST // (used + internal + self._batch.sampled * MOST)
-        until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
-        self._gpu, self._ns, self._host, self._sources = runs.decode_run(self._batch, most, until_ns)
+    def take(self, prices: Prices) -> None:
+        """Take the prices of steps with all members in lockstep, at most `most`."""
+        self._gpu, self._ns, self._host, self._sources = prices
         ns = self._ns
         if isinstance(ns, list):
             self._ends.extend(accumulate(ns, initial=self._ends.pop()))
@@ -112,7 +123,7 @@ class LockstepLeap(Run):
     def _price_last(self, runs: RunCost, lockstep: Lockstep, first: int) -> None:
         """Price the step without the retiring requests. Its memory usage is not known yet."""
         m, ends = len(self._gpu), self._ends
-        batch = lockstep.batch_without_retired(m, lockstep.turn + m - 1, self._batch)
+        batch = lockstep.batch_without_retired(m, lockstep.turn + m - 1, self.batch)
         if batch is None:
             return
         gpu, ns, host, sources = runs.decode_run(batch, 1, 0)
@@ -281,7 +292,7 @@ class LockstepLeap(Run):
                 used -= tokens
         internal_ns -= used_ns
         row, gpu_ns = recorder.open_row(replica), added(gpu, 0, done)
-        batch, sources = self._batch, self._sources.of(0, done)
+        batch, sources = self.batch, self._sources.of(0, done)
         if (
             row is None
             or batch.padded_tokens
@@ -309,7 +320,7 @@ class LockstepLeap(Run):
                 break
             filled -= tokens
         usage = Usage(used + filled, internal + allocated - filled, external, free - allocated)
-        batch, gpu_ns = self._batch.advance(j - 1) if j > 1 else self._batch, int(self._gpu[j - 1])
+        batch, gpu_ns = self.batch.advance(j - 1) if j > 1 else self.batch, int(self._gpu[j - 1])
         planned_ns, start_ns, end_ns = ends[j - 1], ends[j + depth - 2], ends[j + depth - 1]
         step = FastStep(
             first + j - 1, batch, [], usage, NO_DRAFTS, 0, planned_ns, start_ns, end_ns, gpu_ns, self._host, sources

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from servesim.features.data_parallel.part import DataParallel, Ranks
+from servesim.features.data_parallel.group import DataParallel
+from servesim.features.data_parallel.part import Ranks
 
 if TYPE_CHECKING:
     from servesim.run.pool import PoolSetup

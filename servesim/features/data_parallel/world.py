@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from servesim.features.data_parallel.part import DataParallel, Ranks
+from servesim.features.data_parallel.group import DataParallel
+from servesim.features.data_parallel.part import Ranks
 
 
 def with_ranks(world: Any, draws: Any) -> Any:
