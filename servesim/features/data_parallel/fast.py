@@ -7,7 +7,6 @@ all. Ranks with remote KV, drafts or several pipeline stages are stepped round b
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from simpy.events import Event
@@ -148,11 +147,23 @@ class FastGroup(Group[FastRank]):
         self._awaited = self._clock.at(self._leap.end_ns, COMPLETE + self._first, self._leapt)
 
     def _leapt(self, event: Event) -> None:
-        """End a run of rounds, and commit the one that ends now."""
-        if event is self._awaited:
-            self._land()
-            self._commit()
-            self._go_on()
+        """End a run of rounds, and commit the one that ends now, rank by rank."""
+        if event is not self._awaited:
+            return
+        self._close()
+        for rank, leap in self._leaping:
+            if leap is None:
+                continue
+            if rank.leap is None:  # landed, because the commit of another rank needed its state
+                step = rank.core.in_flight[0]
+                rank.core.commit(self._clock.ns)
+                rank.recorder.step(step, rank.index)
+            else:
+                rank.leap = None
+                self._free_ns[0] = leap.end(rank.fast, rank.recorder, rank.index)
+            rank.boundary()
+        self._take_rounds()
+        self._go_on()
 
     def next_plan_from(self) -> int:
         """Return the earliest time at which a plan may take the current event into account."""
@@ -172,9 +183,9 @@ class FastGroup(Group[FastRank]):
     def catch_up(self) -> None:
         """End a run of rounds at this instant (see `FastReplica.catch_up`)."""
         if self._leap is None:
+            self._land()
             return
-        self._cut(self.next_plan_from())
-        self._land()
+        self._stop()
         if self._rounds[0][0] == self._clock.ns:
             self._awaited = None
             self._commit()
@@ -184,29 +195,44 @@ class FastGroup(Group[FastRank]):
 
     def settle(self) -> None:
         """End a run of rounds at this instant, but leave one that ends now to its own completion event."""
-        if self._leap is not None:
-            self._cut(self.next_plan_from())
+        if self._leap is None:
             self._land()
-            self._await()
+            return
+        self._stop()
+        self._await()
 
-    def _land(self) -> None:
-        """Apply the plans of the run, and the commits before each of them."""
+    def _stop(self) -> None:
+        """End a run of rounds at this instant, and leave one that ends now in flight."""
+        self._cut(self.next_plan_from())
+        self._close()
+        self._land()
+        self._take_rounds()
+
+    def _close(self) -> None:
+        """Count the rounds of a run that is over. The ranks that take part in it are yet to land."""
         assert self._leap is not None
-        leaping, skip = self._leaping, self._leap.skip
-        self._leaping, self._leap = [], None
-        for rank, _ in leaping:
-            rank.leap = None
-        ends: list[int] = []
-        flying: list[list[Step | None]] = []
-        for rank, leap in leaping:
+        skip, self._leap = self._leap.skip, None
+        self.steps += skip
+        self._since_sync += skip
+        for rank, leap in self._leaping:
             if leap is None:
                 rank.fast.rest(skip)
                 self.dummies += skip
-                flying.append([None] * self._depth)
-            else:
+        while len(self._rounds) >= self._depth:
+            self._rounds.popleft()
+
+    def _land(self) -> None:
+        """Apply plans and commits of a run that is over to the ranks that have yet to land, if any."""
+        for rank, leap in self._leaping:
+            if leap is not None and rank.leap is not None:
+                rank.leap = None
                 self._free_ns[0] = leap.land(rank.fast, rank.recorder, rank.index)
-                ends = [step.end_ns for step in rank.fast.in_flight]
-                flying.append([*rank.fast.in_flight])
-        self._rounds = deque((ns, [*steps]) for ns, *steps in zip(ends, *flying, strict=True))
-        self.steps += skip
-        self._since_sync += skip
+
+    def _take_rounds(self) -> None:
+        """Take the rounds in flight from the ranks, all of which have landed."""
+        leaping, self._leaping = self._leaping, []
+        first = next(rank for rank, leap in leaping if leap is not None)
+        self._rounds.clear()
+        for i, step in enumerate(first.core.in_flight):
+            steps = [None if leap is None else rank.core.in_flight[i] for rank, leap in leaping]
+            self._rounds.append((step.end_ns, steps))
