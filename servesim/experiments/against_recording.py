@@ -23,8 +23,8 @@ from servesim.experiments.recording_formats import is_recording_name, read_folde
 from servesim.experiments.recording_replay import recorded_trace
 from servesim.experiments.run_metrics import MS, Run, measure
 from servesim.experiments.runner import Runner
-from servesim.experiments.sameness import budget_of, warnings_of
-from servesim.experiments.variants import is_oracle, plans_ahead, price_of, shared_settings, synchronous_ones
+from servesim.experiments.sameness import described, warnings_of
+from servesim.experiments.variants import shared_settings, synchronous_ones
 from servesim.experiments.verdicts import Settings, judge, off_the_measured
 from servesim.parsing import listed
 
@@ -111,47 +111,23 @@ def measured_document(
     if first is None:
         raise UserError(f"compare: {recording.path} cannot be replayed: {errors[0]}")
     runs = [as_run(recording, first), *simulated]
-    described: list[dict[str, Any]] = [
-        {
-            "label": LABEL,
-            "axes": {},
-            "oracle": False,
-            "asynchronous": None,  # unknown
-            "max_num_batched_tokens": None,
-            "usd_per_hour": None,
-            "open_loop": False,
-            "unstable": 0,
-            "error": None,
-            "cells": [None],
-        }
-    ]
-    for v, cell, error in zip(variants, cells, errors, strict=True):
-        address = None if error is not None else cell.address
-        described.append(
-            {
-                "label": v.label or "simulated",
-                "axes": v.axes,
-                "oracle": is_oracle(v.settings),
-                "asynchronous": plans_ahead(v.settings),
-                "max_num_batched_tokens": budget_of(runner, [cell]),
-                **price_of(v.settings),
-                "unstable": 0,  # the measured server was as busy, so it is compared anyway
-                "error": error,
-                "cells": [address],
-            }
-        )
+    found = [described(runner, v, [cell]) for v, cell in zip(variants, cells, strict=True)]
+    measured = {"label": LABEL, "axes": {}, "oracle": False, "open_loop": False, "cells": [None]}  # others are unknown
+    # The measured server was as busy as an unstable one, which is compared anyway.
+    entries = [{**dict.fromkeys(found[0]), **measured}, *found]
+    entries = [{**one, "label": one["label"] or "simulated", "unstable": 0} for one in entries]
     values = np.full((len(runs), 1, len(metrics)), np.nan)
     for i, run in enumerate(runs):
         if run is not None:
-            found = measure(run, metrics, settings.warmup, settings.cooldown)
-            values[i, 0] = [found[m.name] for m in metrics]
+            of = measure(run, metrics, settings.warmup, settings.cooldown)
+            values[i, 0] = [of[m.name] for m in metrics]
     return {
         "workload": shared_settings([v.settings for v in variants]),
-        "variants": described,
+        "variants": entries,
         "equal": [],
-        "warnings": [*map(str, warnings_of(described, synchronous_ones(described)))],
+        "warnings": [*map(str, warnings_of(entries, synchronous_ones(entries)))],
         "missed": [],  # the measured server was as good as it was
-        "rows": off_the_measured(judge(described, values, metrics, settings, runs)),
+        "rows": off_the_measured(judge(entries, values, metrics, settings, runs)),
         "values": values,
         "drill_down": [],
         "notes": [

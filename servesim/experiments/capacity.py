@@ -77,7 +77,7 @@ from servesim.experiments.capacity_answer import REPLICATES, Answer, notes, sent
 from servesim.experiments.capacity_error import CapacityError
 from servesim.experiments.capacity_scaled import check_scalers
 from servesim.experiments.capacity_study import REPORTED, Study
-from servesim.experiments.documents import write_document
+from servesim.experiments.documents import answered
 from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.low_ends import low_ends
 from servesim.experiments.metrics import METRICS
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = "servesim.capacity/1"
-CAPACITY, POINTS = "capacity.json", "capacity.parquet"
+CAPACITY = "capacity.json"
 
 
 class Terms(NamedTuple):
@@ -224,7 +224,7 @@ def answer_with(
     check_question("capacity", known, variants)
     if not terms.by_formula:
         _check_measured(variants)
-    goals, out = goals_of(known, terms.attainment), terms.out
+    goals = goals_of(known, terms.attainment)
     study, rows, rate = _studied(runner, variants, runner.objects, terms, goals, near)
     repeats = study.measuring.repeats
     error = CapacityError(study, rows, terms.max_replicas, rate is not None) if terms.intervals else None
@@ -241,9 +241,9 @@ def answer_with(
     }
     finish(Found(study, rows, error, document))
     document["points"] = [{k: x for k, x in p.items() if k != "values"} for p in study.points]
-    if out is not None:
-        write_document(Path(out), CAPACITY, document, POINTS, study.columns())
-    return _frame(document, out)
+    left = ("values", "axes", "model_error")
+    flat = [{k: x for k, x in row.items() if k not in left} | row["values"] for row in document["rows"]]
+    return answered(document, flat, terms.out, CAPACITY, study.columns())
 
 
 def _studied(
@@ -296,16 +296,6 @@ def _settings(known: Scenario, terms: Terms, study: Study) -> dict[str, Any]:
         "cooldown": measuring.ends[1],
         "max_replicas": terms.max_replicas,
     }
-
-
-def _frame(document: Mapping[str, Any], out: str | Path | None) -> pd.DataFrame:
-    import pandas as pd
-
-    left = ("values", "axes", "model_error")
-    flat = [{k: x for k, x in row.items() if k not in left} | row["values"] for row in document["rows"]]
-    frame = pd.DataFrame(flat)
-    frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
-    return frame
 
 
 def check_question(command: str, known: Scenario, variants: Sequence[Variant]) -> None:

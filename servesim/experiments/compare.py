@@ -68,7 +68,7 @@ from servesim.experiments.against_recording import (
 )
 from servesim.experiments.axes import Variant, load_grid
 from servesim.experiments.compare_document import Values, judged_document, whole_document
-from servesim.experiments.documents import write_document
+from servesim.experiments.documents import answered
 from servesim.experiments.metrics import Metric, metrics_of
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
@@ -92,7 +92,7 @@ from servesim.run.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
-COMPARISON, VALUES = "comparison.json", "comparison.parquet"
+COMPARISON = "comparison.json"
 REPLICATES = 10
 
 
@@ -132,8 +132,6 @@ def compare(
     `trust` allows code that is named only in scenario files to run. The whole document is in `.attrs["document"]`.
     Raises UserError if the question is invalid.
     """
-    import pandas as pd
-
     check_window(*_ends(warmup, cooldown))
     check_method(interval)
     if not 0 <= margin < 1:
@@ -171,11 +169,7 @@ def compare(
             settings = settings._replace(warmup=warmup, cooldown=cooldown, successive=successive)
             document = _simulated(runner, variants, repeats, baseline, metrics, settings, intervals)
         values = document.pop("values")
-        if out is not None:
-            write_document(Path(out), COMPARISON, document, VALUES, values)
-    frame = pd.DataFrame(document["rows"])
-    frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
-    return frame
+        return answered(document, document["rows"], out, COMPARISON, values)
 
 
 def _simulated(
@@ -198,16 +192,15 @@ def _simulated(
     names = {cell.address: v.label for v, row in zip(variants, cells, strict=True) for cell in row}
     runner.run([cell for row in zip(*cells, strict=True) for cell in row], names)
     found = [Values.of(runner, v, row, repeats, wanted, settings) for v, row in zip(variants, cells, strict=True)]
+    best = 0
     if baseline is None:
-        usable = [i for i, m in enumerate(found) if m.error is None and 2 * m.unstable < len(repeats)]
-        runs = [i for i, m in enumerate(found) if m.error is None]
+        runs = [i for i, one in enumerate(found) if one.entry["error"] is None]
+        usable = [i for i in runs if 2 * found[i].entry["unstable"] < len(repeats)]
         best = (usable or runs or [0])[0]
-        found, cells, variants = put_first(found, best), put_first(cells, best), put_first(variants, best)
-    judged = judged_document(runner, variants, cells, found, repeats, wanted, settings, intervals)
-    if baseline is None and best:
-        judged["notes"].insert(
-            0, f"{variants[0].label} is the baseline because it is the first variant that runs and is stable"
-        )
+    judged = judged_document(runner, put_first(found, best), repeats, wanted, settings, intervals)
+    if best:
+        said = "is the baseline because it is the first variant that runs and is stable"
+        judged["notes"].insert(0, f"{variants[best].label} {said}")
     return whole_document(judged, repeats, wanted, settings)
 
 

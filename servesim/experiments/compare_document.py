@@ -23,9 +23,9 @@ from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import NONE_ARRIVES, Run, measure, steady_rows, usd_per_hour
 from servesim.experiments.run_warnings import run_warnings
 from servesim.experiments.runner import Runner
-from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
+from servesim.experiments.sameness import Equal, described, equal_ones, equal_text, warnings_of
 from servesim.experiments.store import Cell
-from servesim.experiments.variants import is_oracle, plans_ahead, price_of, shared_settings, synchronous_ones
+from servesim.experiments.variants import shared_settings, synchronous_ones
 from servesim.experiments.verdicts import AT_THE_RATE, TOO, Settings, is_unstable, judge, ranking, sentence, set_by_rate
 from servesim.run.error_bars import intervals as error_bars
 from servesim.run.error_bars import side_of
@@ -35,16 +35,16 @@ SCHEMA = "servesim.comparison/1"
 
 
 class Values(NamedTuple):
-    """Values obtained from the runs of a variant."""
+    """Variant with its runs, and the values obtained from them."""
 
+    variant: Variant
+    cells: Sequence[Cell]
     values: NDArray[np.float64]
     """Values of shape (replicates, metrics), NaN if there is nothing to measure."""
     whole: dict[str, float]
     """Values over the whole trace by metric, if replicates are windows of it."""
-    unstable: int
-    error: str | None
-    usd_per_hour: float | None
-    """Hourly price of the GPUs that were up, averaged over the runs, or None if one failed."""
+    entry: dict[str, Any]
+    """Entry of the variant in the document."""
     busy: list[str]
     """Notes on busy periods that the figures of the whole trace hide."""
     miss: Miss | None
@@ -84,28 +84,14 @@ class Values(NamedTuple):
                 if repeats.kind == "windows" and j == 0:
                     whole = measure(run, metrics, *ends)
                     busy = busy_notes(v.label, run, Scenario.of(v.settings), repeats, ends)
-        error = next((runner.errors[c.address] for c in cells if c.address in runner.errors), None)
-        return cls(
-            values,
-            whole,
-            unstable,
-            error,
-            None if error is not None else float(np.mean(hourly)),
-            busy,
-            worst_miss(goals, shares),
-        )
-
-
-def _price(v: Variant, found: Values) -> dict[str, Any]:
-    """Return the hourly price. With an autoscaler, use the price observed in the runs."""
-    known = price_of(v.settings)
-    return known | ({"usd_per_hour": found.usd_per_hour} if known["usd_per_hour"] is None else {})
+        entry = {**described(runner, v, cells), "unstable": unstable}
+        if entry["usd_per_hour"] is None and entry["error"] is None:  # an autoscaler sets the number of GPUs
+            entry["usd_per_hour"] = float(np.mean(hourly))
+        return cls(v, cells, values, whole, entry, busy, worst_miss(goals, shares))
 
 
 def judged_document(
     runner: Runner,
-    variants: Sequence[Variant],
-    cells: Sequence[Sequence[Cell]],
     found: Sequence[Values],
     repeats: Replicates,
     metrics: Sequence[Metric],
@@ -113,52 +99,39 @@ def judged_document(
     intervals: bool,
 ) -> dict[str, Any]:
     """Return the part of the document that depends on the kind of comparison."""
-    values = np.stack([m.values for m in found])
-    errors = [m.error for m in found]
-    if errors[0] is not None:
-        raise UserError(f"compare: the baseline {variants[0].label} cannot run: {errors[0]}")
-    described = [
-        {
-            "label": v.label,
-            "axes": v.axes,
-            "oracle": is_oracle(v.settings),
-            "asynchronous": plans_ahead(v.settings),
-            "max_num_batched_tokens": budget_of(runner, cells[i]),
-            **_price(v, found[i]),
-            "unstable": found[i].unstable,
-            "error": errors[i],
-            "cells": [None if c.address in runner.errors else c.address for c in cells[i]],
-        }
-        for i, v in enumerate(variants)
-    ]
+    variants, entries = [one.variant for one in found], [one.entry for one in found]
+    base, error = variants[0].label, entries[0]["error"]
+    if error is not None:
+        raise UserError(f"compare: the baseline {base} cannot run: {error}")
+    values = np.stack([one.values for one in found])
     runs = None
     if len(repeats) == 1:
-        runs = [runner.load(row[0]) if error is None else None for row, error in zip(cells, errors, strict=True)]
-    equal = equal_ones(runner, variants, cells)
-    same = {label for group in equal if variants[0].label in group["labels"] for label in group["labels"]}
-    rows = set_by_rate(judge(described, values, metrics, settings, runs), described, same)
-    firsts = [next((c for c in row if c.address not in runner.errors), None) for row in cells]
+        runs = [runner.load(one.cells[0]) if one.entry["error"] is None else None for one in found]
+    equal = equal_ones(runner, variants, [one.cells for one in found])
+    same = {label for group in equal if base in group["labels"] for label in group["labels"]}
+    rows = set_by_rate(judge(entries, values, metrics, settings, runs), entries, same)
+    firsts = {one.variant.label: next((c for c in one.cells if c.address not in runner.errors), None) for one in found}
     if repeats.kind == "windows":
-        whole = {v.label: m.whole for v, m in zip(variants, found, strict=True)}
+        whole = {one.variant.label: one.whole for one in found}
         for row in rows:
             row |= {"window_mean": row["value"], "value": _finite(whole[row["variant"]].get(row["metric"]))}
-            row["baseline_value"] = _finite(whole[variants[0].label].get(row["metric"]))
+            row["baseline_value"] = _finite(whole[base].get(row["metric"]))
             row["more_replicates"] = None  # a recorded trace cannot provide more
-    errors_by_model = _errors(runner, variants, firsts, rows, settings, intervals)
+    errors_by_model = _errors(runner, firsts, rows, settings, intervals)
     return {
         "workload": shared_settings([v.settings for v in variants]),
-        "variants": described,
+        "variants": entries,
         "equal": equal,
-        "missed": missed_text({v.label: m.miss for v, m in zip(variants, found, strict=True) if m.error is None}),
+        "missed": missed_text({one.variant.label: one.miss for one in found if one.entry["error"] is None}),
         "rows": rows,
         **errors_by_model,
         "values": values,
-        "drill_down": _drill_downs(runner, variants, cells),
+        "drill_down": _drill_downs(runner, found),
         **split_notes(
             [
-                *warnings_of(described, synchronous_ones(described)),
-                *run_warnings(runner, dict(zip((v.label for v in variants), firsts, strict=True)), lengths=True),
-                *_notes(described, repeats),
+                *warnings_of(entries, synchronous_ones(entries)),
+                *run_warnings(runner, firsts, lengths=True),
+                *_notes(entries, repeats),
                 *(note for each in found for note in each.busy),
                 *map(equal_text, equal),
                 *_at_the_rate(rows),
@@ -170,8 +143,7 @@ def judged_document(
 
 def _errors(
     runner: Runner,
-    variants: Sequence[Variant],
-    firsts: Sequence[Cell | None],
+    firsts: Mapping[str, Cell | None],
     rows: Sequence[Mapping[str, Any]],
     settings: Settings,
     intervals: bool,
@@ -179,8 +151,8 @@ def _errors(
     """Return the part of each change that may be the model's error, and the number of extra runs this took."""
     if not intervals:
         return {"model_error": [], "error_runs": None, "baseline_bars": None}
-    summaries = [None if cell is None else runner.load(cell).summary for cell in firsts]
-    known = [First(v.label, cell, side_of(s)) for v, cell, s in zip(variants, firsts, summaries, strict=True)]
+    summaries = [None if cell is None else runner.load(cell).summary for cell in firsts.values()]
+    known = [First(label, cell, side_of(s)) for (label, cell), s in zip(firsts.items(), summaries, strict=True)]
     errors, runs = model_errors(runner, known, rows, (settings.warmup, settings.cooldown))
     own = None if summaries[0] is None else error_bars(summaries[0])
     return {"model_error": errors, "error_runs": runs, "baseline_bars": own}
@@ -281,17 +253,14 @@ def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _drill_downs(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[dict[str, Any]]:
-    found = []
-    for v, row in zip(variants[1:], cells[1:], strict=True):
-        if row[0].address in runner.errors:
-            continue
-        what = drill_down(runner.folder(cells[0][0]), runner.folder(row[0]))
-        text = divergence_text(what["divergence"], variants[0].label, v.label)
-        found.append(
-            {"variant": v.label, "baseline": variants[0].label, "replicate": 0, **what, "divergence_text": text}
-        )
-    return found
+def _drill_downs(runner: Runner, found: Sequence[Values]) -> list[dict[str, Any]]:
+    base, told = found[0].variant.label, []
+    for label, cell in ((one.variant.label, one.cells[0]) for one in found[1:]):
+        if cell.address not in runner.errors:
+            what = drill_down(runner.folder(found[0].cells[0]), runner.folder(cell))
+            text = divergence_text(what["divergence"], base, label)
+            told.append({"variant": label, "baseline": base, "replicate": 0, **what, "divergence_text": text})
+    return told
 
 
 def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[str]:

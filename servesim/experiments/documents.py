@@ -5,26 +5,46 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError
+from servesim.experiments.store import table_of
 from servesim.run.result_files import to_json
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def write_document(
-    out: Path, name: str, document: Mapping[str, Any], table_name: str, columns: Mapping[str, list[Any]]
-) -> None:
+
+def answered(
+    document: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    out: str | Path | None,
+    name: str,
+    columns: Mapping[str, list[Any]],
+) -> pd.DataFrame:
+    """Write a document and its table below `out`, if given. Return the rows as a DataFrame, with the document and the
+    folder in its attributes."""
+    import pandas as pd
+
+    if out is not None:
+        _write(Path(out), name, document, columns)
+    frame = pd.DataFrame(rows)
+    frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
+    return frame
+
+
+def _write(out: Path, name: str, document: Mapping[str, Any], columns: Mapping[str, list[Any]]) -> None:
     """Write the table first, then the document, whose presence shows that both are complete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     cleaned = {key: plain(values) for key, values in columns.items()}
     try:
-        scratch = out / f".{table_name}.{os.getpid()}"
+        scratch = out / f".{table_of(name)}.{os.getpid()}"
         pq.write_table(pa.table(cleaned), scratch, compression="zstd")
-        scratch.replace(out / table_name)
+        scratch.replace(out / table_of(name))
         scratch = out / f".{name}.{os.getpid()}"
         scratch.write_text(to_json(plain(document)), encoding="utf-8")
         scratch.replace(out / name)

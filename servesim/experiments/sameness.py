@@ -14,6 +14,7 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.named import ROOM, several
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
+from servesim.experiments.variants import is_oracle, plans_ahead, price_of
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
 
@@ -93,6 +94,21 @@ def budget_of(runner: Runner, cells: Sequence[Cell]) -> int | None:
             budget = getattr(params, "max_num_batched_tokens", None)
             return int(budget) if budget is not None and scheduler.keeps_budget else None
     return None
+
+
+def described(runner: Runner, v: Variant, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return the entry of a variant in the document of a comparison, without the number of its unstable runs."""
+    errors = [runner.errors.get(cell.address) for cell in cells]
+    return {
+        "label": v.label,
+        "axes": v.axes,
+        "oracle": is_oracle(v.settings),
+        "asynchronous": plans_ahead(v.settings),
+        "max_num_batched_tokens": budget_of(runner, cells),
+        **price_of(v.settings),
+        "error": next((error for error in errors if error is not None), None),
+        "cells": [None if error is not None else c.address for c, error in zip(cells, errors, strict=True)],
+    }
 
 
 BUDGETS = ("max_num_batched_tokens", "chunk_size", "prefill_size", "max_prefill_tokens")

@@ -59,7 +59,7 @@ import numpy as np
 from servesim.contracts.warn import Warn, split_notes
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, axis_values, load_grid, product
-from servesim.experiments.documents import write_document
+from servesim.experiments.documents import answered
 from servesim.experiments.goals import goals_of
 from servesim.experiments.metrics import METRICS, Metric, metrics_of
 from servesim.experiments.named import failures, several
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = "servesim.sweep/1"
-SWEEP, RUNS = "sweep.json", "sweep.parquet"
+SWEEP = "sweep.json"
 
 
 @takes_trust
@@ -116,8 +116,6 @@ def sweep(
     the best; they take no extra runs. `trust` allows code to run that is named only in the scenario's file. Raises
     UserError if the question is invalid.
     """
-    import pandas as pd
-
     check_window(warmup or 0.0, cooldown or 0.0)
     check_count(1 if replicates is None else replicates)
     objects = Objects()
@@ -148,12 +146,7 @@ def sweep(
             **table.document(),
         }
         rows = table.rows()
-        if out is not None:
-            names = list(rows[0])
-            write_document(Path(out), SWEEP, document, RUNS, {n: [row[n] for row in rows] for n in names})
-    frame = pd.DataFrame(rows)
-    frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
-    return frame
+        return answered(document, rows, out, SWEEP, {name: [row[name] for row in rows] for name in rows[0]})
 
 
 class Table:
