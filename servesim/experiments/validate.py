@@ -116,9 +116,9 @@ def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None 
     return Comparison(
         run=run,
         measured=measured,
-        simulated=simulated_figures(full),
+        simulated=figures_of(full),
         error=errors(run, measured, full),
-        zero_shot={"simulated": simulated_figures(plain), "error": errors(run, measured, plain)},
+        zero_shot={"simulated": figures_of(plain), "error": errors(run, measured, plain)},
         host=terms.name if terms is not None else None,
         hit_rate=full.hit_rate if caches else None,
         notes=tuple(notes),
@@ -137,36 +137,25 @@ def _hit_rates(run: RecordedRun, full: Replay) -> str:
 
 def measured_figures(run: RecordedRun) -> Figures:
     """Return the figures of the recorded run."""
-    columns = {"ttft": run.ttft_ms, "tpot": run.tpot_ms, "e2el": run.e2el_ms}
-    figures: Figures = {metric: _statistics(values) for metric, values in columns.items()}
+    figures = figures_of(run)
     for metric in METRICS:
         if figures[metric]["mean"] is None:
             figures[metric] = {s: run.totals.get(f"{metric}_{s}") for s in STATISTICS}
-    recorded = run.totals.get("output_throughput")
-    figures["output_throughput"] = recorded or _throughput(run.arrival_ns, run.e2el_ms, run.output_len)
-    return figures
+    return figures | {"output_throughput": run.totals.get("output_throughput") or figures["output_throughput"]}
 
 
-def simulated_figures(outcome: Replay) -> Figures:
-    """Return the figures of a replay."""
-    columns = {"ttft": outcome.ttft_ms, "tpot": outcome.tpot_ms, "e2el": outcome.e2el_ms}
-    figures: Figures = {metric: _statistics(values) for metric, values in columns.items()}
-    figures["output_throughput"] = _throughput(outcome.arrival_ns, outcome.e2el_ms, outcome.output_len)
-    return figures
+def figures_of(run: RecordedRun | Replay) -> Figures:
+    """Return the figures of the requests of a recorded run or of a replay."""
+    figures: Figures = {metric: _statistics(getattr(run, f"{metric}_ms")) for metric in METRICS}
+    return figures | {"output_throughput": _throughput(run)}
 
 
 def errors(run: RecordedRun, measured: Figures, outcome: Replay) -> Figures:
     """Return errors as signed fractions by figure. `per_request` is the mean over requests of the absolute error."""
-    simulated = simulated_figures(outcome)
-    columns = {
-        "ttft": (run.ttft_ms, outcome.ttft_ms),
-        "tpot": (run.tpot_ms, outcome.tpot_ms),
-        "e2el": (run.e2el_ms, outcome.e2el_ms),
-    }
-    found: Figures = {}
-    for metric, (theirs, ours) in columns.items():
+    simulated, found = figures_of(outcome), Figures()
+    for metric in METRICS:
         found[metric] = {s: _relative(simulated[metric][s], measured[metric][s]) for s in STATISTICS}
-        found[metric]["per_request"] = _per_request(theirs, ours)
+        found[metric]["per_request"] = _per_request(*(getattr(one, f"{metric}_ms") for one in (run, outcome)))
     found["output_throughput"] = _relative(simulated["output_throughput"], measured["output_throughput"])
     return found
 
@@ -182,12 +171,13 @@ def _statistics(values: Floats) -> dict[str, float | None]:
     }
 
 
-def _throughput(arrival_ns: Any, e2el_ms: Floats, output_len: Any) -> float | None:
-    known = np.isfinite(e2el_ms)
+def _throughput(run: RecordedRun | Replay) -> float | None:
+    known = np.isfinite(run.e2el_ms)
     if not known.any():
         return None
-    ends = arrival_ns[known] / 1e9 + e2el_ms[known] / 1e3
-    return float(output_len[known].sum() / (ends.max() - arrival_ns[known].min() / 1e9))
+    arrival_ns = run.arrival_ns[known]
+    ends = arrival_ns / 1e9 + run.e2el_ms[known] / 1e3
+    return float(run.output_len[known].sum() / (ends.max() - arrival_ns.min() / 1e9))
 
 
 def _relative(ours: float | None, theirs: float | None) -> float | None:

@@ -76,22 +76,11 @@ def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
     for kind in ("sizes", "engines", "settings"):
         found = [pair for pair in all_pairs if pair.kind == kind]
         products = [pair.first.product for pair in found]
-        apart = [pair for pair in found if pair.apart]
         wrong = sorted((pair for pair in found if not pair.right), key=lambda pair: -abs(pair.measured))
         document[kind] = {
-            "pairs": len(found),
-            "right": share([p.right for p in found], products, seed, f"pairs of {kind}").to_dict(),
+            **_right(found, e2e, seed, f"pairs of {kind}"),
             "near": share([p.near for p in found], products, seed, f"near pairs of {kind}").to_dict(),
-            "naive": _naive(found),
-            "ceiling": pair_ceiling(found, e2e),
-            "apart": {
-                "pairs": len(apart),
-                "right": share(
-                    [p.right for p in apart], [p.first.product for p in apart], seed, f"pairs of {kind} apart"
-                ).to_dict(),
-                "naive": _naive(apart),
-                "ceiling": pair_ceiling(apart, e2e),
-            },
+            "apart": _right([pair for pair in found if pair.apart], e2e, seed, f"pairs of {kind} apart"),
             "misses": [_miss(pair) for pair in wrong],
         }
     outcomes = [choice.outcome(choice.simulated) for choice in all_choices]
@@ -107,6 +96,16 @@ def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
         "ceiling": choice_ceiling(all_choices, noise, seed),
     }
     return document
+
+
+def _right(found: Sequence[Pair], noise: Floats, seed: int, purpose: str) -> dict[str, object]:
+    """Return the number of pairs and the share that is right, with that of the naive rule and the ceiling."""
+    return {
+        "pairs": len(found),
+        "right": share([p.right for p in found], [p.first.product for p in found], seed, purpose).to_dict(),
+        "naive": _naive(found),
+        "ceiling": pair_ceiling(found, noise),
+    }
 
 
 def _naive(found: Sequence[Pair]) -> float | None:

@@ -104,9 +104,10 @@ def _recipe(cell: Cell) -> Recipe:
     }
     if cell.sides is not None:
         table = recipes()["apart"]
-        version = "" if cell.engine in table["runtimes"] else cell.version.lstrip("v")
-        if version and recorded_engine(f"{engine['preset']} {version}") is not None:
-            settings["engine"] = {"version": version}
+        if stated := _comparable(
+            engine["preset"], "" if cell.engine in table["runtimes"] else cell.version.lstrip("v")
+        ):
+            settings["engine"] = stated
         found, waves = settings_apart(cell, cell.sides, table)
         return Recipe(settings | found, output_mean(cell), waves)
     if cell.settings is not None:
@@ -147,9 +148,8 @@ def _ranks(cell: Cell) -> dict[str, int]:
 
 def _of_measured(cell: Cell, settings: dict[str, Any]) -> Recipe:
     """Return the recipe of a cell that states its server's settings, without using settings from other sources."""
-    version = cell.version.lstrip("v")
-    if version and recorded_engine(f"{settings['preset']} {version}") is not None:
-        settings["engine"] = {"version": version}
+    if stated := _comparable(settings["preset"], cell.version.lstrip("v")):
+        settings["engine"] = stated
     _put(settings, dict(cell.settings or ()))
     return Recipe(settings, output_mean(cell))
 
@@ -230,14 +230,17 @@ def version_of(cell: Cell) -> tuple[str, bool]:
 def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
     """Return the engine settings other than policies, including the version if a comparable one is known."""
     found: dict[str, Any] = dict(source_of(cell).get("engine", {}).get(cell.engine, {}))
-    version, _ = version_of(cell)
-    if version and recorded_engine(f"{preset} {version}") is not None:
-        found["version"] = version
+    found |= _comparable(preset, version_of(cell)[0])
     if cell.ep == cell.tp * max(cell.dp, 1) > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
         found["enable_expert_parallel"] = True
     if preset == "vllm" and "gpu_memory_utilization" in own:
         found["gpu_memory_utilization"] = own["gpu_memory_utilization"]
     return found
+
+
+def _comparable(preset: str, version: str) -> dict[str, str]:
+    """Return the setting of an engine's version, or none if there is none or no comparable one is known."""
+    return {"version": version} if version and recorded_engine(f"{preset} {version}") is not None else {}
 
 
 def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
@@ -259,13 +262,14 @@ def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
         "dtype": own.get("dtype") or _published(cell) or _of("weights", cell.weights, "format of weights"),
         "preset": preset,
         **_ranks(cell),
-        "engine": {"enable_expert_parallel": True} if cell.ep == cell.tp * max(cell.dp, 1) > 1 else {},
+        "engine": {
+            **({"enable_expert_parallel": True} if cell.ep == cell.tp * max(cell.dp, 1) > 1 else {}),
+            **_comparable(preset, cell.version),
+        },
     }
     if cell.concurrency < cell.requests:
         check_loop(cell)
         settings["clients"] = {"max_concurrency": cell.concurrency}
-    if cell.version and recorded_engine(f"{preset} {cell.version}") is not None:
-        settings["engine"]["version"] = cell.version
     _put(settings, settings_of(cell))
     return Recipe(settings, float(cell.osl))
 

@@ -6,7 +6,7 @@ Rules are tried in the order of `RULES`; the first one that applies excludes the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -52,20 +52,8 @@ RULES = {
 def screen(cells: Sequence[Cell]) -> list[str]:
     """Return, for each cell, the rule that excludes it, or an empty string if none does."""
     out = [""] * len(cells)
-    checks: tuple[tuple[str, Callable[[Sequence[Cell]], Iterator[int]]], ...] = (
-        ("missing label", _missing),
-        ("copy", _copies),
-        ("two labels", _two_labels),
-        ("more GPUs than a box", _too_many),
-        ("two numbers of clients", _two_numbers),
-        ("drafts of unknown acceptance", _drafts),
-        ("two measurements", _apart),
-        ("faster than its products", _too_fast),
-        ("waits without need", _waiting),
-        ("waits longer than its rate", _stalled),
-        ("falls with concurrency", _falling),
-    )
-    for rule, check in checks:
+    alone = (_missing, _copies, _two_labels, _too_many, _two_numbers, _drafts, _apart)
+    for rule, check in zip(RULES, (*alone, _too_fast, _waiting, _stalled, _falling), strict=True):
         left = [i for i, by in enumerate(out) if not by]
         for place in check([cells[i] for i in left]):
             out[left[place]] = rule
