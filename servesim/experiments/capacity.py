@@ -84,7 +84,7 @@ from servesim.experiments.metrics import METRICS
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Measuring
-from servesim.experiments.replicates import MARGIN, check_count, replicates_of
+from servesim.experiments.replicates import MARGIN, Replicates, check_count, replicates_of
 from servesim.experiments.run_lengths import RunLengths
 from servesim.experiments.run_metrics import check_window
 from servesim.experiments.runner import OnProgress, Runner, open_runner
@@ -162,6 +162,12 @@ class Terms(NamedTuple):
         if self.window_requests < 1:
             raise UserError(f"window_requests is {self.window_requests} but must be at least 1")
 
+    def measuring(self, goals: Sequence[Goal], repeats: Replicates) -> Measuring:
+        """Return how the runs of a workload's replicates are measured."""
+        ends = repeats.margins(self.warmup, self.cooldown)
+        metrics = [METRICS[name] for name in REPORTED]
+        return Measuring(metrics, goals, repeats, ends, self.window_minutes, self.window_requests)
+
 
 @takes_trust
 def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: Any) -> pd.DataFrame:
@@ -225,7 +231,7 @@ def answer_with(
     if not terms.by_formula:
         _check_measured(variants)
     goals = goals_of(known, terms.attainment)
-    study, rows, rate = _studied(runner, variants, runner.objects, terms, goals, near)
+    study, rows, rate = _studied(runner, variants, terms, goals, near)
     repeats = study.measuring.repeats
     error = CapacityError(study, rows, terms.max_replicas, rate is not None) if terms.intervals else None
     document = {
@@ -242,30 +248,22 @@ def answer_with(
     finish(Found(study, rows, error, document))
     document["points"] = [{k: x for k, x in p.items() if k != "values"} for p in study.points]
     left = ("values", "axes", "model_error")
-    flat = [{k: x for k, x in row.items() if k not in left} | row["values"] for row in document["rows"]]
+    flat = [{k: x for k, x in row.items() if k not in left} | row["values"] for row in rows]
     return answered(document, flat, terms.out, CAPACITY, study.columns())
 
 
 def _studied(
-    runner: Runner,
-    variants: Sequence[Variant],
-    objects: Objects,
-    terms: Terms,
-    goals: Sequence[Goal],
-    near: Mapping[str, float],
+    runner: Runner, variants: Sequence[Variant], terms: Terms, goals: Sequence[Goal], near: Mapping[str, float]
 ) -> tuple[Study, list[dict[str, Any]], float | None]:
     """Run the question at one length after another. Return the last study, its rows, and the requested rate in
     requests/s, or None if no rate was requested."""
     known = Scenario.of(variants[0].settings)
     kept = 1 - sum(MARGIN if end is None else end for end in (terms.warmup, terms.cooldown))
     lengths = RunLengths.of(variants, goals, known.rate is None, kept, near)
-    metrics = [METRICS[name] for name in REPORTED]
     while True:
         sized = lengths.sized(variants)
-        repeats = replicates_of(sized[0].settings, terms.replicates, objects, terms.window, REPLICATES)
-        ends = repeats.margins(terms.warmup, terms.cooldown)
-        measuring = Measuring(metrics, goals, repeats, ends, terms.window_minutes, terms.window_requests)
-        study = Study(runner, sized, measuring, near)
+        repeats = replicates_of(sized[0].settings, terms.replicates, runner.objects, terms.window, REPLICATES)
+        study = Study(runner, sized, terms.measuring(goals, repeats), near)
         found = Answer(study, goals)
         if known.rate is not None:
             rate = study.rate_of(study.variants[0], known.rate)

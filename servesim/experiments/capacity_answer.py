@@ -30,6 +30,11 @@ REPLICATES = 5
 """Default number of replicates."""
 QUEUE = "a queue that keeps growing"
 """Limiting factor of a deployment whose queue grows at the next load tried."""
+TOO_SHORT = {
+    "enough_requests": "the runs are too short to tell whether the queue stays bounded at the highest sustained rate",
+    "low_end_needs": ("requests miss the SLO in bursts, and the runs are too short for the low end of the interval"),
+}
+"""Fields with a number of requests that would be enough, and what the runs are too short for."""
 
 
 class Answer:
@@ -111,15 +116,10 @@ class Answer:
         idle = self._study.idle.get(label)
         if idle is None:
             return {}
-        windows = idle.worst or (None,) * len(idle.shares)
-        reached = [min(share, w.share) if w else share for share, w in zip(idle.shares, windows, strict=True)]
-        at = int(np.argmin([share - goal.share for share, goal in zip(reached, self._goals, strict=True)]))
+        at = int(np.argmin([share - goal.share for share, goal in zip(idle.least, self._goals, strict=True)]))
         misses = idle.misses[at]
-        return {
-            "goal": at,
-            **_short(idle.shares[at], windows[at]),
-            "reason": misses and f"{misses.sentence} on an idle server",
-        }
+        reason = misses and f"{misses.sentence} on an idle server"
+        return {"goal": at, **_short(idle.shares[at], idle.worst[at]), "reason": reason}
 
     def _scaled(self, label: str, load: float) -> dict[str, Any]:
         """Return the cost of a deployment whose number of replicas varies, or an empty dict for any other."""
@@ -200,17 +200,11 @@ def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[
     if not ranked:
         return _nothing(rows, goals, rate)
     best = ranked[0]
-    hour = hour_text(best)
-    if by_price:
-        said = f"Take {_deployment(best)}: {hour}"
-        said += _saving(price_of_row(best), price_of_row(ranked[1]), "less than the next") if len(ranked) > 1 else ""
-    else:
-        said = f"{_deployment(best)} sustains {best['rate']:.4g} requests/s at {hour}"
-        said += (
-            _saving(price_of_row(best), price_of_row(ranked[1]), "cheaper per request than the next")
-            if len(ranked) > 1
-            else ""
-        )
+    name, hour = _deployment(best), hour_text(best)
+    said = f"Take {name}: {hour}" if by_price else f"{name} sustains {best['rate']:.4g} requests/s at {hour}"
+    if len(ranked) > 1:
+        less = "less than the next" if by_price else "cheaper per request than the next"
+        said += _saving(price_of_row(best), price_of_row(ranked[1]), less)
     said += f"; the limiting factor is {best['binds']}" if best["binds"] else ""
     return "; ".join([said, *against_fixed(rows)]) if by_price else said
 
@@ -248,10 +242,8 @@ def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: flo
     best = max(known, key=lambda row: row["best_attainment"] - goals[row["goal"]].share)
     reason = f": {best['reason']}" if best["reason"] else ""
     name = best["label"] or "the deployment"
-    return (
-        f"No deployment sustains {what}; {name} comes closest, with at most {100 * best['best_attainment']:.4g} "
-        f"%{reason}"
-    )
+    most = f"{100 * best['best_attainment']:.4g} %"
+    return f"No deployment sustains {what}; {name} comes closest, with at most {most}{reason}"
 
 
 def never_text(row: Mapping[str, Any]) -> str:
@@ -284,27 +276,15 @@ def notes(
     gpus = dict.fromkeys(str(row["gpu"]) for row in rows if row["gpu"] is not None)
     missing = [gpu for gpu in gpus if prices and Gpu.load(gpu).name not in prices]
     if missing:
-        found.append(
-            Warn(
-                f"no price is specified for {', '.join(missing)} (only for {', '.join(prices)}), so data-sheet "
-                "prices are "
-                "used; add them with --price"
-            )
-        )
-    short = [row for row in rows if row["enough_requests"]]
-    if short:
-        where = f" ({several([row['label'] for row in short])})" if len(rows) > 1 else ""
-        enough = max(row["enough_requests"] for row in short)
-        longer = f"a log of about {enough:,} requests (or this one with --shape repeat:times=N)"
-        would = longer if repeats.recorded else f"--requests {enough}"
-        said = f"the runs are too short to tell whether the queue stays bounded at the highest sustained rate{where}"
-        found.append(Warn(f"{said}; {would} would be enough"))
-    bursts = [row for row in rows if row["low_end_needs"]]
-    if bursts:
-        where = f" ({several([row['label'] for row in bursts])})" if len(rows) > 1 else ""
-        enough = max(row["low_end_needs"] for row in bursts)
-        said = f"requests miss the SLO in bursts, and the runs are too short for the low end of the interval{where}"
-        found.append(Warn(f"{said}; --requests {enough} would be enough"))
+        given = f"no price is specified for {', '.join(missing)} (only for {', '.join(prices)})"
+        found.append(Warn(f"{given}, so data-sheet prices are used; add them with --price"))
+    for key, said in TOO_SHORT.items():
+        if short := [row for row in rows if row[key]]:
+            where = f" ({several([row['label'] for row in short])})" if len(rows) > 1 else ""
+            enough = max(row[key] for row in short)
+            longer = f"a log of about {enough:,} requests (or this one with --shape repeat:times=N)"
+            would = longer if repeats.recorded else f"--requests {enough}"  # a log's low ends need no longer runs
+            found.append(Warn(f"{said}{where}; {would} would be enough"))
     if any(row["verdict"] == "no limit" for row in rows):
         found.append(Warn("no limit was found: the trace ends before the deployment is full; increase --requests"))
     if len(repeats) == 1:

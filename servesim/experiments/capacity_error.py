@@ -220,20 +220,14 @@ class CapacityError:
         price = math.inf if times is None else price_of_row(best) * times
         slower = f"it is {100 * (what.factor - 1):.0f} % slower than simulated relative to the other"
         paired = f"as in one of ten measured pairs of {WORDS[what.kind]}"
-        cost = (
-            "it sustains none of the rates that were tried"
-            if times is None
-            else f"it costs {_more(price, other)} per request"
-        )
+        cost = f"it costs {_more(price, other)} per request"
+        if times is None:
+            cost = "it sustains none of the rates that were tried"
         if price <= other:
             said = f"{best['label']} stays cheaper than {row['label']} even if {slower}, {paired}: {cost} then"
         else:
             said = f"{best['label']} may be more expensive than {row['label']}: if {slower}, {paired}, {cost}"
-        return told | {
-            "holds": price <= other,
-            "factor": what.factor,
-            "says": said,
-        }
+        return told | {"holds": price <= other, "factor": what.factor, "says": said}
 
     def price_ratios(self, pairs: Sequence[tuple[Row, Row]]) -> list[dict[str, Any]]:
         """Return the error of the ratio of the first row's price to the second's, for each pair of rows that carry a

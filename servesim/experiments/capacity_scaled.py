@@ -16,7 +16,7 @@ from servesim.contracts.section import Settings, policy_settings
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.outcome import Outcome
-from servesim.experiments.statistics import interval, successive_interval
+from servesim.experiments.statistics import mean_interval
 from servesim.experiments.variants import is_scaled
 from servesim.run.scenario import Scenario
 
@@ -61,7 +61,7 @@ def cost_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
     values = np.array(outcomes[0].usd_parts or [outcome.usd_per_hour for outcome in outcomes])
     low = high = usd
     if len(values) > 1:
-        ends = successive_interval(values)[0] if outcomes[0].usd_parts else interval(values, "t")
+        ends = mean_interval(values, bool(outcomes[0].usd_parts))
         low, high = (max(usd + end - float(values.mean()), 0.0) for end in ends)
     found = {"usd_per_hour": usd, "usd_per_hour_low": low, "usd_per_hour_high": high}
     return {name: round(value, 9) for name, value in found.items()}  # always-up replicas cost the same as fixed ones

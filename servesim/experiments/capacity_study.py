@@ -199,7 +199,7 @@ class Study:
         outcome = self.measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
         if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
             self.idle[v.label] = outcome
-        return _least(outcome)
+        return outcome.least
 
     def may_reach(self, v: Variant, goals: Sequence[Goal]) -> bool:
         """Return whether requests served alone reach `goals`, which differ from the question's, or True if that is not
@@ -209,7 +209,7 @@ class Study:
         for alone, raw in self._alone_runs.get(v.label, ()):
             if (run := alone.measured(raw, goals)) is None:
                 return True
-            shares.append(_least(measuring.alone(run, alone.of.arrival_ns, v.settings.get("rate") is not None)))
+            shares.append(measuring.alone(run, alone.of.arrival_ns, v.settings.get("rate") is not None).least)
         return not shares or bool((np.mean(shares, axis=0) >= [goal.share for goal in goals]).all())
 
     @property
@@ -294,9 +294,3 @@ class Study:
         names = [name for name in self.points[0] if name != "values"] if self.points else []
         table = {name: [p[name] for p in self.points] for name in names}
         return table | {name: [p["values"][name] for p in self.points] for name in REPORTED}
-
-
-def _least(outcome: Outcome) -> tuple[float, ...]:
-    """Return, for each goal, the lower of the share overall and that in the worst window."""
-    windows = zip(outcome.shares, outcome.worst or [None] * len(outcome.shares), strict=True)
-    return tuple(min(share, w.share) if w else share for share, w in windows)

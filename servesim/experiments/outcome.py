@@ -17,8 +17,11 @@ from servesim.experiments.metrics import Metric
 from servesim.experiments.reasons import Misses, exact_length, misses_of
 from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import Run, measure, part_rows, steady_rows, usd_per_hour
-from servesim.experiments.statistics import Interval, interval, successive_interval
+from servesim.experiments.statistics import mean_interval
 from servesim.run.scenario import Scenario
+
+Good = tuple[NDArray[np.int64], NDArray[np.bool_]]
+"""Rows that count for a goal, and which of them are good."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Outcome:
     counted: tuple[int, ...] = ()
     """Number of requests that count for each goal."""
 
+    @property
+    def least(self) -> tuple[float, ...]:
+        """For each goal, the lower of the share overall and that in the worst window."""
+        return tuple(min(share, w.share) if w else share for share, w in zip(self.shares, self.worst, strict=True))
+
 
 @dataclass(frozen=True)
 class Measuring:
@@ -64,39 +72,40 @@ class Measuring:
 
     def outcome(self, run: Run) -> Outcome:
         """Return the outcome of a run."""
-        rows = steady_rows(run, *self.ends)
-        counted = [goal.counted(run, rows) for goal in self.goals]
-        good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
-        arrival = [run.columns["arrival_ns"][of] for of in counted]
-        shares = tuple(share_of(g) if len(rows) else float("nan") for g in good)
+        rows, arrival_ns = steady_rows(run, *self.ends), run.columns["arrival_ns"]
+        each = self._good(run, rows)
+        shares = tuple(share_of(good) if len(rows) else float("nan") for _, good in each)
         parts: list[tuple[float, ...]] = []
-        worst: list[Window | None] = [None] * len(self.goals)
         minute = None
         if self.repeats.recorded and len(rows):
             inside = [part_rows(run, self._rows(j)) for j in range(len(self.repeats))]
-            parts = [
-                tuple(share_of(g[part[of]]) for g, of in zip(good, counted, strict=True))
-                for part in inside
-                if part[rows].any()
-            ]
-            worst = [worst_window(a, g, self.minutes, self.least) for a, g in zip(arrival, good, strict=True)]
-            missed = int(np.argmin([share - goal.share for share, goal in zip(shares, self.goals, strict=True)]))
-            minute = worst_window(arrival[missed], good[missed], 1.0, LEAST_IN_A_MINUTE)
+            parts = [tuple(share_of(g[part[of]]) for of, g in each) for part in inside if part[rows].any()]
+            of, good = each[np.argmin([share - goal.share for share, goal in zip(shares, self.goals, strict=True)])]
+            minute = worst_window(arrival_ns[of], good, 1.0, LEAST_IN_A_MINUTE)
         return Outcome(
-            len(rows),
-            measure(run, self.metrics, *self.ends),
-            shares,
-            tuple(parts),
-            tuple(worst),
-            minute,
-            tuple(misses_of(run, rows, goal) for goal in self.goals),
-            run.unstable,
-            run.enough_requests,
-            float(run.summary["engine"]["gpu_busy_share"] or 0.0),
-            usd_per_hour(run, *self.ends),
-            self._usd_parts(run),
-            tuple(len(of) for of in counted),
+            requests=len(rows),
+            values=measure(run, self.metrics, *self.ends),
+            shares=shares,
+            parts=tuple(parts),
+            worst=self._worst(each, arrival_ns),
+            minute=minute,
+            misses=tuple(misses_of(run, rows, goal) for goal in self.goals),
+            unstable=run.unstable,
+            enough=run.enough_requests,
+            busy=float(run.summary["engine"]["gpu_busy_share"] or 0.0),
+            usd_per_hour=usd_per_hour(run, *self.ends),
+            usd_parts=self._usd_parts(run),
+            counted=tuple(len(of) for of, _ in each),
         )
+
+    def _good(self, run: Run, rows: NDArray[np.int64]) -> list[Good]:
+        return [(of := goal.counted(run, rows), goal.good(run)[of]) for goal in self.goals]
+
+    def _worst(self, each: Sequence[Good], arrival_ns: NDArray[np.float64]) -> tuple[Window | None, ...]:
+        """Return the worst window of a recorded trace for each goal."""
+        if not self.repeats.recorded:
+            return (None,) * len(self.goals)
+        return tuple(worst_window(arrival_ns[of], good, self.minutes, self.least) for of, good in each)
 
     def _usd_parts(self, run: Run) -> tuple[float, ...]:
         if not self.repeats.recorded:
@@ -112,16 +121,11 @@ class Measuring:
         warmup, cooldown = self.ends
         counts = (arrival_ns >= start + warmup * span) & (arrival_ns <= start + (1 - cooldown) * span)
         rows = np.flatnonzero(counts[: len(run.columns["row"])])
-        counted = [goal.counted(run, rows) for goal in self.goals]
-        good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
         shares = tuple(shares_of(run, self.goals, rows))
-        worst: list[Window | None] = [None] * len(self.goals)
-        if self.repeats.recorded and paced and len(rows):
-            arrival = [arrival_ns[of].astype(np.float64) for of in counted]
-            worst = [worst_window(a, g, self.minutes, self.least) for a, g in zip(arrival, good, strict=True)]
+        worst = self._worst(self._good(run, rows if paced else rows[:0]), arrival_ns.astype(np.float64))
         misses = (misses_of(run, rows, goal) for goal in self.goals)
         exact = tuple(exact_length(run, m) if m is not None else None for m in misses)
-        return Outcome(len(rows), {}, shares, (), tuple(worst), None, exact, False, None, 0.0)
+        return Outcome(len(rows), {}, shares, (), worst, None, exact, False, None, 0.0)
 
     def _rows(self, j: int) -> tuple[int, int]:
         rows = self.repeats.rows(j)
@@ -185,17 +189,13 @@ def surely(count: int, runs: int) -> bool:
     return count == runs or sum(math.comb(runs, k) for k in range(count, runs + 1)) <= 0.05 * 2**runs
 
 
-def _ends(values: NDArray[np.float64], successive: bool) -> Interval:
-    return successive_interval(values)[0] if successive else interval(values, "t")
-
-
 def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     """Judge the runs of all replicates at one load: one run for a recorded trace, or one per seed for a synthetic
     workload."""
     recorded = outcomes[0].parts
     by_replicate = np.array(recorded or [outcome.shares for outcome in outcomes])
     shares = np.array([outcome.shares for outcome in outcomes]).mean(axis=0)
-    ends = [_ends(column, bool(recorded)) if len(column) > 1 else None for column in by_replicate.T]
+    ends = [mean_interval(column, bool(recorded)) if len(column) > 1 else None for column in by_replicate.T]
     # Windows are parts of the trace, so their interval is centered on the share of the whole trace.
     centres = by_replicate.mean(axis=0)
     low = [s + (e.low - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]
@@ -239,14 +239,10 @@ def busy_notes(name: str, run: Run, scenario: Scenario, repeats: Replicates, end
     outcome = Measuring((), goals, repeats, ends, WINDOW_MINUTES, WINDOW_REQUESTS).outcome(run)
     if any(not share >= goal.share for share, goal in zip(outcome.shares, goals, strict=True)):
         return []  # the SLO is also missed over the whole trace, as the table shows
-    needed, judged = [goal.share for goal in goals], judge([outcome], goals)
-    found = [] if judged.carried or judged.window is None else [(judged.window, needed[judged.binding])]
-    short = [
-        Warn(
-            f"{window_note(name, window._asdict(), share)}. Use servesim capacity to find a deployment that meets "
-            "the SLO in this window."
-        )
-        for window, share in found
-    ]
-    minute = outcome.minute
-    return short + ([minute_note(name, minute._asdict())] if minute and minute.share < min(needed) else [])
+    needed, judged, found = [goal.share for goal in goals], judge([outcome], goals), list[str]()
+    if not judged.carried and judged.window is not None:
+        said = window_note(name, judged.window._asdict(), needed[judged.binding])
+        found.append(Warn(f"{said}. Use servesim capacity to find a deployment that meets the SLO in this window."))
+    if outcome.minute and outcome.minute.share < min(needed):
+        found.append(minute_note(name, outcome.minute._asdict()))
+    return found

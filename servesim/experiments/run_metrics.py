@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from servesim.metrics.measured import Good
 from servesim.run.prices import paid, reserved_of
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
+
+if TYPE_CHECKING:
+    from servesim.experiments.metrics import Metric
 
 MS, SECOND = 1e6, 1e9
 NONE_ARRIVES = "no request arrives in the steady window; increase --requests"
@@ -174,17 +177,6 @@ COLUMNS = {
 """Request columns, by the names in servesim.metrics.requests.TOTALS."""
 
 
-class Measure(Protocol):
-    """Members of a metric that `measure` needs (servesim.experiments.metrics.Metric)."""
-
-    @property
-    def name(self) -> str:
-        """Name of the metric."""
-
-    def part(self, part: Slice, /) -> float:
-        """Return the metric's value over a part of a run, or NaN if it has none."""
-
-
 def check_window(warmup: float, cooldown: float) -> None:
     """Raise UserError unless both are valid shares that leave a window between them."""
     if not (0 <= warmup < 1 and 0 <= cooldown < 1 and warmup + cooldown <= 0.9):
@@ -195,7 +187,7 @@ def check_window(warmup: float, cooldown: float) -> None:
 
 def measure(
     run: Run,
-    metrics: Sequence[Measure],
+    metrics: Sequence[Metric],
     warmup: float,
     cooldown: float,
     rows: NDArray[np.int64] | None = None,
@@ -318,8 +310,13 @@ def _usd(run: Run, start: float, end: float) -> float:
     scenario = run.summary["scenario"]
     if scenario.get("scaler") is not None or scenario.get("pools"):
         return _usd_of_replicas(run, start, end)
-    gpus = scenario["tp"] * scenario["pp"] * scenario.get("dp", 1) * scenario["replicas"]
-    return float(gpus * scenario["usd_per_gpu_hour"] * (end - start) / SECOND / 3600)
+    return float(listed_usd_per_hour(scenario) * (end - start) / SECOND / 3600)
+
+
+def listed_usd_per_hour(scenario: Mapping[str, Any]) -> float:
+    """Return the hourly price of all GPUs of a run's scenario, whether or not they were up."""
+    gpus: float = scenario["tp"] * scenario["pp"] * scenario.get("dp", 1) * scenario["replicas"]
+    return gpus * float(scenario["usd_per_gpu_hour"])
 
 
 def per(amount: float, of: float) -> float:

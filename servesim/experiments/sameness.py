@@ -12,6 +12,7 @@ from servesim.contracts import schedulers
 from servesim.contracts.warn import Warn
 from servesim.experiments.axes import Variant
 from servesim.experiments.named import ROOM, several
+from servesim.experiments.run_metrics import listed_usd_per_hour
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import is_oracle, plans_ahead, price_of
@@ -45,14 +46,7 @@ def _outcome(runner: Runner, cells: Sequence[Cell]) -> tuple[Any, ...]:
         folder = runner.folder(cell)
         with reading(folder):
             digests.append(hashlib.sha256((folder / REQUESTS).read_bytes()).digest())
-            scenario = read_json(folder / SUMMARY)["scenario"]
-        price = (
-            scenario["usd_per_gpu_hour"]
-            * scenario["tp"]
-            * scenario["pp"]
-            * scenario.get("dp", 1)
-            * scenario["replicas"]
-        )
+            price = listed_usd_per_hour(read_json(folder / SUMMARY)["scenario"])
     return price, *digests
 
 

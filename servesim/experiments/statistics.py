@@ -80,6 +80,11 @@ def successive_interval(d: Floats, level: float = LEVEL) -> tuple[Interval, floa
     return Interval(mean - half, mean + half), float(2 * stdtr(count - 1, -abs(mean) / error))
 
 
+def mean_interval(d: Floats, successive: bool) -> Interval:
+    """Return Student's t interval for the mean of independent values, or of successive windows of one run."""
+    return successive_interval(d)[0] if successive else interval(d, "t")
+
+
 def effective_number(d: Floats) -> float:
     """Return the number of independent values whose mean varies as that of these successive ones: n (1 - r) / (1 + r)
     for the correlation r of neighbors around the trend, corrected for its bias in short series by (2 + 4 r) / n

@@ -10,9 +10,7 @@ from dataclasses import replace
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.bounds import Work, optimistic_rate, tpot_limit
-from servesim.experiments.capacity_study import REPORTED, Study
-from servesim.experiments.metrics import METRICS
-from servesim.experiments.outcome import Measuring
+from servesim.experiments.capacity_study import Study
 from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate
 from servesim.experiments.recommend.answer import Story
 from servesim.experiments.recommend.lengths import EARLY, Length, horizon_s
@@ -126,9 +124,8 @@ class Search:
         settings = {**q.space.base, "gpu": grid(q.space.axes["gpu"])[0]}
         settings |= length.settings(0.0)
         repeats = replicates_of(settings, None if q.recorded else 1, self._runner.objects, q.terms.window, 5)
-        ends = repeats.margins(q.terms.warmup, q.terms.cooldown)
-        metrics = [METRICS[name] for name in REPORTED]
-        measuring = Measuring(metrics, q.goals, repeats, ends, q.terms.window_minutes, q.terms.window_requests)
+        measuring = q.terms.measuring(q.goals, repeats)
+        ends = measuring.ends
         most = len(q.trace) / horizon_s(q.goals, self._work.output) if q.recorded else math.inf
         early = None
         if not q.recorded and EARLY * ends[0] < 1:
