@@ -29,12 +29,12 @@ from servesim.experiments.recording import (
     gpu_of,
     known_model,
     numbers,
-    read_text,
     settings_beside,
 )
 from servesim.experiments.recording_formats import read_run
 from servesim.hardware import Gpu, ModelSpec
 from servesim.hardware.model import kv_heads_per_gpu
+from servesim.untrusted import read_text
 
 STEP_COLUMNS = {"dt_us", "contiguous", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx"}
 TOGETHER_NS, LAG_NS = 3_000_000, 25_000

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import resource
@@ -22,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from servesim.contracts.searched import Span
+from servesim.errors import UserError
 from servesim.experiments.bounds import Work, optimistic_rate, tpot_limit
 from servesim.experiments.capacity import Terms, opened
 from servesim.experiments.objects import Objects
@@ -30,7 +33,7 @@ from servesim.experiments.recommend.question import Question
 from servesim.experiments.recommend.race import Entrant, Race
 from servesim.experiments.recommend.recommend import recommend
 from servesim.experiments.recommend.search import Search
-from servesim.experiments.recommend.space import measured
+from servesim.experiments.recommend.space import Choices, Point, Space, measured
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "chat": {"trace": "preset:azure-conv-2023", "slo": "ttft:p99<1s,tpot:p99<50ms"},
@@ -86,6 +89,23 @@ def cell(name: str, out: Path, points: int, seed: int) -> dict[str, Any]:
     return found
 
 
+def drawn_value(choices: Choices, draw: random.Random) -> Any:
+    """Return a value drawn uniformly, or from the whole range on a logarithmic scale."""
+    if not isinstance(choices, Span):
+        return draw.choice(choices)
+    return round(math.exp(draw.uniform(math.log(choices.low), math.log(choices.high))))
+
+
+def drawn_point(space: Space, draw: random.Random) -> Point:
+    """Return a deployment drawn from the whole space, not only from its grid. It may not run."""
+    point = {key: drawn_value(choices, draw) for key, choices in space.axes.items()}
+    try:
+        flags = {**space.features(point), **space.flags(point)}
+    except UserError:
+        return point
+    return point | {key: drawn_value(choices, draw) for key, choices in flags.items()}
+
+
 def compared(
     settings: Mapping[str, Any],
     row: Mapping[str, Any],
@@ -101,7 +121,7 @@ def compared(
         draw, drawn = random.Random(seed + 1), list[Entrant]()
         work, limit = Work.of(question.trace), tpot_limit(question.goals)
         while len(drawn) < points:
-            point = question.space.draw(draw)
+            point = drawn_point(question.space, draw)
             setup = question.space.set_up(point)
             if not isinstance(setup, str) and measured(setup):
                 v = question.space.variant(point)

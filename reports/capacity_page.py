@@ -8,7 +8,7 @@ from typing import Any
 
 from servesim.experiments.capacity_answer import front_metrics, never_text, ordered
 from servesim.experiments.capacity_error import price_of_row
-from servesim.experiments.capacity_words import bracket_words, error_sentences, gpu_bars, rate_bars
+from servesim.experiments.capacity_words import bracket_words, brackets, error_sentences
 from servesim.experiments.goals import header
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.replicates import counted
@@ -124,8 +124,9 @@ def _table(document: Mapping[str, Any]) -> Table:
     for r in ordered(document["rows"]):
         said = pill("cheapest", "up") if r["cheapest"] else pill(r["verdict"])
         values = r["values"] or {}
-        size = "–" if r["gpus"] is None else f"{r['gpus']} × {gpu_of(r['gpu'])}{gpu_bars(r)}"
-        rate = "–" if r["rate"] is None else number(r["rate"]) + rate_bars(r)
+        of_gpus, of_rate = brackets(r)
+        size = "–" if r["gpus"] is None else f"{r['gpus']} × {gpu_of(r['gpu'])}{of_gpus}"
+        rate = "–" if r["rate"] is None else number(r["rate"]) + of_rate
         carried = (rate, _between(r) or "–") if by_rate else (size, amount(r["best_attainment"], "share"))
         rows.append(
             (

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from servesim.errors import UserError
 from servesim.experiments.accuracy.files import CASE, CELLS
 from servesim.experiments.accuracy.recipes import recipes
-from servesim.experiments.recording import read_text
 from servesim.intervals.case import METRICS, Case, model_key, version_key
+from servesim.untrusted import read_text
 from servesim.versions import engine_facts, engines
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from servesim.cli.console import open_console, print_notes
 from servesim.experiments.capacity_answer import never_text
-from servesim.experiments.capacity_words import bracket_words, error_sentences, gpu_bars, rate_bars
+from servesim.experiments.capacity_words import bracket_words, brackets, error_sentences
 from servesim.experiments.compare_error import baseline_sentence, sentences
 from servesim.experiments.front_error import entries_of, front_word
 from servesim.experiments.goals import header
@@ -228,7 +228,8 @@ print_worth = print_capacity
 def _capacity_row(row: Mapping[str, Any]) -> list[str]:
     values, low, high = row["values"], row["rate_low"], row["rate_high"]
     gpus = "" if row["gpus"] is None else f"{row['gpus']} x {row['gpu']}"
-    gpus, rate = gpus + gpu_bars(row), "" if row["rate"] is None else f"{number(row['rate'])}/s{rate_bars(row)}"
+    of_gpus, of_rate = brackets(row)
+    gpus, rate = gpus + of_gpus, "" if row["rate"] is None else f"{number(row['rate'])}/s{of_rate}"
     interval = "" if low is None else f"{number(low)} to {number(high)}"
     carries, low_usd = row["verdict"] == "carries", row["usd_per_hour_low"]
     words = [word for word in ("cheapest", "pareto") if row[word]] if carries else [row["verdict"]]

@@ -84,7 +84,7 @@ from servesim.experiments.metrics import METRICS
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Measuring
-from servesim.experiments.replicates import MARGIN, Replicates, check_count, replicates_of
+from servesim.experiments.replicates import Replicates, check_count, margins, replicates_of
 from servesim.experiments.run_lengths import RunLengths
 from servesim.experiments.run_metrics import check_window
 from servesim.experiments.runner import OnProgress, Runner, open_runner
@@ -258,7 +258,7 @@ def _studied(
     """Run the question at one length after another. Return the last study, its rows, and the requested rate in
     requests/s, or None if no rate was requested."""
     known = Scenario.of(variants[0].settings)
-    kept = 1 - sum(MARGIN if end is None else end for end in (terms.warmup, terms.cooldown))
+    kept = 1 - sum(margins(terms.warmup, terms.cooldown))
     lengths = RunLengths.of(variants, goals, known.rate is None, kept, near)
     while True:
         sized = lengths.sized(variants)
@@ -298,23 +298,19 @@ def _settings(known: Scenario, terms: Terms, study: Study) -> dict[str, Any]:
 
 def check_question(command: str, known: Scenario, variants: Sequence[Variant]) -> None:
     """Raise UserError, with the name of the command, if a question on these deployments has no answer."""
-    if not (known.slo or known.slo_classes):
-        raise UserError(f"{command}: specify an SLO, such as --slo ttft:500,tpot:50")
-    if any(key.partition(".")[0] in ("slo", "slo_classes") for v in variants for key in v.axes):
-        raise UserError(f"{command}: specify only one SLO, and run the command once per SLO")
-    if "rate" in {key for v in variants for key in v.axes}:
-        raise UserError(
-            f"{command}: specify one rate to find the cheapest deployment, or no rate to find the highest rate"
-        )
-    if known.rate == math.inf:
-        raise UserError(
-            f"{command}: no deployment can sustain an infinite rate; specify --rate in requests/s, or omit it"
-        )
-    if known.rate is not None and any("replicas" in v.axes for v in variants):
-        raise UserError(
-            f"{command}: --replicas cannot be combined with --rate, because {command} searches for the number of "
-            "replicas"
-        )
+    varied = {key for v in variants for key in v.axes}
+    searched = f"--replicas cannot be combined with --rate, because {command} searches for the number of replicas"
+    faults = {
+        "specify an SLO, such as --slo ttft:500,tpot:50": not (known.slo or known.slo_classes),
+        "specify only one SLO, and run the command once per SLO": bool(
+            {key.partition(".")[0] for key in varied} & {"slo", "slo_classes"}
+        ),
+        "specify one rate to find the cheapest deployment, or no rate to find the highest rate": "rate" in varied,
+        "no deployment can sustain an infinite rate; specify --rate in requests/s, or omit it": known.rate == math.inf,
+        searched: known.rate is not None and "replicas" in varied,
+    }
+    if said := next((said for said, wrong in faults.items() if wrong), ""):
+        raise UserError(f"{command}: {said}")
     if known.rate is not None:
         check_scalers(variants)
 

@@ -162,14 +162,10 @@ class CapacityError:
 
     def _carried(self, runs: Sequence[Run] | None, stretch: Stretch) -> bool:
         """Return whether the goals are reached with stretched times, given the runs simulated in their place."""
-        if runs is None:
-            return False
         measuring, goals = self._study.measuring, self._goals(stretch)
         own = replace(measuring, metrics=(), goals=goals, minutes=measuring.minutes / stretch.times)
-        outcomes = [own.outcome(run) for run in runs]
-        if any(math.isnan(share) for outcome in outcomes for share in outcome.shares):
-            return False
-        return judge(outcomes, goals).carried
+        outcomes = own.outcomes(runs)
+        return bool(outcomes) and judge(outcomes, goals).carried
 
     def _goals(self, stretch: Stretch) -> list[Goal]:
         goals = self._study.measuring.goals

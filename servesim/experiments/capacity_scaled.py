@@ -17,8 +17,7 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import mean_interval
-from servesim.experiments.variants import is_scaled
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, fleet_varies
 
 SCALED = ("usd_per_hour_low", "usd_per_hour_high")
 
@@ -28,7 +27,7 @@ def scaled_labels(variants: Sequence[Variant]) -> frozenset[str]:
     found = []
     for v in variants:
         try:
-            if is_scaled(Scenario.of(v.settings)):
+            if fleet_varies(Scenario.of(v.settings)):
                 found.append(v.label)
         except UserError:
             continue  # its run reports the error

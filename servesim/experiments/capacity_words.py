@@ -6,28 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from servesim.experiments.capacity_error import SOUGHT, UNKNOWN
-from servesim.experiments.named import several
+from servesim.experiments.named import grouped, several
 from servesim.run.stretched import SAYS
 
 Row = Mapping[str, Any]
 
 
-def gpu_bars(row: Row) -> str:
-    """Return the interval of a row's number of GPUs as a suffix, " (1-3)", or an empty string if it has none."""
+def brackets(row: Row) -> tuple[str, str]:
+    """Return the intervals of a row's number of GPUs and of its highest rate as suffixes, " (1-3)" and " (6.1-9.8)";
+    empty strings for what has none."""
     bars = row.get("model_error")
-    if bars is None or bars["says"] != SAYS or row["by"] != "replicas":
-        return ""
+    if bars is None or bars["says"] != SAYS:
+        return "", ""
     low, high = bars["low"], bars["high"]
-    return f" ({low})" if low == high and low is not None else f" ({_span(low, high, 'fewer')})"
-
-
-def rate_bars(row: Row) -> str:
-    """Return the interval of a row's highest rate as a suffix, " (6.1-9.8)", or an empty string if it has none."""
-    bars = row.get("model_error")
-    if bars is None or bars["says"] != SAYS or row["by"] == "replicas":
-        return ""
-    low, high = (f"{bars[end]:.2g}" if bars[end] is not None else None for end in ("low", "high"))
-    return f" ({_span(low, high, 'less')})"
+    if row["by"] == "replicas":
+        return f" ({low})" if low == high and low is not None else f" ({_span(low, high, 'fewer')})", ""
+    low, high = (None if end is None else f"{end:.2g}" for end in (low, high))
+    return "", f" ({_span(low, high, 'less')})"
 
 
 def _span(low: object, high: object, under: str) -> str:
@@ -77,7 +72,4 @@ def error_sentences(document: Mapping[str, Any]) -> list[str]:
 
 def _alike(said: Iterable[Sequence[str]]) -> list[tuple[str, str]]:
     """Return each reason with the names that have it, given names and reasons."""
-    found: dict[str, list[str]] = {}
-    for name, why in said:
-        found.setdefault(why, []).append(name)
-    return [(why, several(names, ", ")) for why, names in found.items()]
+    return [(why, several(names, ", ")) for why, names in grouped((why, name) for name, why in said).items()]

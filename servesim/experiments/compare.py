@@ -73,7 +73,7 @@ from servesim.experiments.metrics import Metric, metrics_of
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
-from servesim.experiments.replicates import MARGIN, Replicates, replicates_of
+from servesim.experiments.replicates import Replicates, margins, replicates_of
 from servesim.experiments.run_metrics import check_window
 from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.statistics import check_method
@@ -132,12 +132,12 @@ def compare(
     `trust` allows code that is named only in scenario files to run. The whole document is in `.attrs["document"]`.
     Raises UserError if the question is invalid.
     """
-    check_window(*_ends(warmup, cooldown))
+    check_window(*margins(warmup, cooldown))
     check_method(interval)
     if not 0 <= margin < 1:
         raise UserError(f"margin is {margin:g} but must be at least 0 and less than 1")
     ends = (warmup, cooldown)
-    settings = Settings(level, margin, *_ends(*ends), interval, "ttft_p99" if rank_by is None else rank_by)
+    settings = Settings(level, margin, *margins(*ends), interval, "ttft_p99" if rank_by is None else rank_by)
     objects = Objects()
     given, axes = [objects.named(s) for s in scenarios], objects.named(axes)
     recordings, others = [s for s in given if is_recording(s)], [s for s in given if not is_recording(s)]
@@ -202,11 +202,6 @@ def _simulated(
         said = "is the baseline because it is the first variant that runs and is stable"
         judged["notes"].insert(0, f"{variants[best].label} {said}")
     return whole_document(judged, repeats, wanted, settings)
-
-
-def _ends(warmup: float | None, cooldown: float | None) -> tuple[float, float]:
-    """Return the shares of arrivals left out at both ends, for synthetic workloads and for a measured run."""
-    return MARGIN if warmup is None else warmup, MARGIN if cooldown is None else cooldown
 
 
 def _measured(

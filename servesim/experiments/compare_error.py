@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from servesim.experiments.metrics import METRICS, Metric, metric_label
-from servesim.experiments.named import several
+from servesim.experiments.named import grouped, several
 from servesim.experiments.run_metrics import measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
@@ -170,10 +170,8 @@ def sentences(found: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
         f"pairs of {one['differ_in']}{'' if _told(one) else ': undecided'}"
         for one in means
     ]
-    drawn: dict[str, list[Mapping[str, Any]]] = {}
-    for one in found:
-        if one["metric"] not in MEANS and not (one["low"] is None and one["high"] is None):
-            drawn.setdefault(one["variant"], []).append(one)
+    known = [one for one in found if one["metric"] not in MEANS and not (one["low"] is None and one["high"] is None)]
+    drawn = grouped((one["variant"], one) for one in known)
     return [*said, *(_propagated(name, ones, baseline) for name, ones in drawn.items())]
 
 
@@ -212,12 +210,8 @@ def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
 
 def words(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a note for each reason for missing error bars, naming the variants affected."""
-    said: dict[str, list[str]] = {}
-    for one in found:
-        if one["low"] is None and one["high"] is None:
-            names = said.setdefault(one["says"].removeprefix("none: "), [])
-            if one["variant"] not in names:
-                names.append(one["variant"])
+    missing = [one for one in found if one["low"] is None and one["high"] is None]
+    said = grouped(dict.fromkeys((one["says"].removeprefix("none: "), one["variant"]) for one in missing))
     return [f"no error bars of the model for {several(names, ', ')}: {why}" for why, names in said.items()]
 
 

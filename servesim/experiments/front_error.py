@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from servesim.experiments.metrics import METRICS, metric_label
-from servesim.experiments.named import several
+from servesim.experiments.named import grouped, several
 from servesim.experiments.ranking import PARETO
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
@@ -282,8 +282,5 @@ def _untold(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _unknown(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    said: dict[str, list[str]] = {}
-    for entry in entries:
-        if entry["told"] is None:
-            said.setdefault(entry["says"].partition(": ")[2], []).append(entry["label"])
+    said = grouped((e["says"].partition(": ")[2], e["label"]) for e in entries if e["told"] is None)
     return [f"not known for {several(labels, ', ')}: {why}" for why, labels in said.items()]

@@ -114,20 +114,15 @@ def _carried(study: Study, asked: Mapping[str, tuple[Variant, RateSearch]]) -> d
         ]
         if not wanted:
             break
-        runs = study.further(
-            [(v, {"rate": rate}, _words(v, rate)) for v, _, rate in wanted], study.measuring.repeats.fresh()
-        )
+        words = [f"{load_text('rate', rate)}, {v.settings['requests']:,} requests" for v, _, rate in wanted]
+        asked_now = [(v, {"rate": rate}, said) for (v, _, rate), said in zip(wanted, words, strict=True)]
+        runs = study.further(asked_now, study.measuring.repeats.fresh())
         for (v, search, rate), each in zip(wanted, runs, strict=True):
-            outcomes = [study.measuring.outcome(run) for run in each or ()]
-            if not outcomes or any(math.isnan(share) for outcome in outcomes for share in outcome.shares):
-                failed.add(v.label)
-            else:
+            if outcomes := study.measuring.outcomes(each):
                 search.tell(rate, carry(outcomes, study.measuring.goals))
+            else:
+                failed.add(v.label)
     return {label: None if label in failed else search.low for label, (_, search) in asked.items()}
-
-
-def _words(v: Variant, rate: float) -> str:
-    return f"{load_text('rate', rate)}, {v.settings['requests']:,} requests"
 
 
 def carry(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> bool:

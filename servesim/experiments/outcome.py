@@ -98,6 +98,11 @@ class Measuring:
             counted=tuple(len(of) for of, _ in each),
         )
 
+    def outcomes(self, runs: Sequence[Run] | None) -> list[Outcome]:
+        """Return the outcomes of runs, or none if a run failed or has no request in its measured window."""
+        found = [self.outcome(run) for run in runs or ()]
+        return [] if any(math.isnan(share) for outcome in found for share in outcome.shares) else found
+
     def _good(self, run: Run, rows: NDArray[np.int64]) -> list[Good]:
         return [(of := goal.counted(run, rows), goal.good(run)[of]) for goal in self.goals]
 

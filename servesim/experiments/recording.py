@@ -90,11 +90,6 @@ class RecordedRun:
         return np.asarray((self.e2el_ms - self.ttft_ms) / gaps)
 
 
-def read_text(path: Path) -> str:
-    """Read a text file, gzipped or not."""
-    return untrusted.read_text(path)
-
-
 def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
     """Return the columns of a CSV file by name."""
     reader = csv.reader(io.StringIO(text))

@@ -20,7 +20,6 @@ from servesim.experiments.recording import (
     known_model,
     numbers,
     read_json,
-    read_text,
     run_name,
     server_dtype,
     settings_beside,
@@ -30,7 +29,7 @@ from servesim.experiments.recording_loops import tell_loop
 from servesim.experiments.recording_tools import read_tool
 from servesim.experiments.recording_vllm_bench import BENCH, read_bench, with_lengths
 from servesim.plugins.trust import check_code
-from servesim.untrusted import json_value, parse_yaml
+from servesim.untrusted import json_value, parse_yaml, read_text
 
 CHUNK_TIMES = {"send_time_us", "first_chunk_time_us", "last_chunk_time_us", "output_tokens"}
 ENGINE_TIMES = {"input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts"}

@@ -14,11 +14,11 @@ from servesim.experiments.recording import (
     Ints,
     RecordedRun,
     read_json,
-    read_text,
     run_name,
     settings_beside,
     stated_server,
 )
+from servesim.untrusted import read_text
 
 BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
 DRAFTERS = ("eagle3", "eagle", "mtp", "medusa", "ngram")

@@ -69,8 +69,12 @@ class Replicates:
     def margins(self, warmup: float | None, cooldown: float | None) -> tuple[float, float]:
         """Return the shares of the arrivals left out at the start and at the end. The default is a tenth for synthetic
         workloads and nothing for recorded ones, whose ends are as real as their middle."""
-        default = 0.0 if self.recorded else MARGIN
-        return default if warmup is None else warmup, default if cooldown is None else cooldown
+        return margins(warmup, cooldown, 0.0 if self.recorded else MARGIN)
+
+
+def margins(warmup: float | None, cooldown: float | None, default: float = MARGIN) -> tuple[float, float]:
+    """Return the shares of the arrivals left out at the start and at the end, each by default `default`."""
+    return default if warmup is None else warmup, default if cooldown is None else cooldown
 
 
 def counted(replicates: Mapping[str, Any]) -> str:

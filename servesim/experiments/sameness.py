@@ -11,7 +11,7 @@ from typing import Any
 from servesim.contracts import schedulers
 from servesim.contracts.warn import Warn
 from servesim.experiments.axes import Variant
-from servesim.experiments.named import ROOM, several
+from servesim.experiments.named import ROOM, grouped, several
 from servesim.experiments.run_metrics import listed_usd_per_hour
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
@@ -26,10 +26,8 @@ _IDLE = re.compile(r"(?P<subject>.+?)(?: is never reached: | has no effect: )(?P
 
 def equal_ones(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[Equal]:
     """Return the groups of variants whose requests all had the same times, at the same hourly price."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, row in enumerate(cells):
-        if not any(cell.address in runner.errors for cell in row):
-            groups.setdefault(_outcome(runner, row), []).append(i)
+    ran = [i for i, row in enumerate(cells) if not any(cell.address in runner.errors for cell in row)]
+    groups = grouped((_outcome(runner, cells[i]), i) for i in ran)
     return [
         {
             "labels": [variants[i].label for i in group],

@@ -7,7 +7,7 @@ from typing import Any
 
 from servesim.experiments.front_error import at_rates, best_text, front_sentences, without_rate
 from servesim.experiments.metrics import metric_label
-from servesim.experiments.named import several
+from servesim.experiments.named import grouped, several
 from servesim.experiments.ranking import rate_of
 from servesim.metrics.words import valued
 from servesim.run.sections import rate_words
@@ -25,11 +25,9 @@ def answer(document: Mapping[str, Any]) -> str:
     if not bests:
         return _without_choice(document["variants"])
     units = {m["name"]: m["unit"] for m in document["metrics"]}
-    values: dict[str, list[str]] = {}
-    for best in bests:
-        name = " = ".join(without_rate(label, best["rate"]) for label in (best["label"], *best["equal"]))
-        values.setdefault(name, []).append(valued(best["value"], units[best["metric"]]) + at_rates([best["rate"]]))
-    parts = [f"{name}, {several(each, ', ')}" for name, each in values.items()]
+    names = (" = ".join(without_rate(s, best["rate"]) for s in (best["label"], *best["equal"])) for best in bests)
+    values = (valued(best["value"], units[best["metric"]]) + at_rates([best["rate"]]) for best in bests)
+    parts = [f"{name}, {several(each, ', ')}" for name, each in grouped(zip(names, values, strict=True)).items()]
     return f"Best {metric_label(bests[0]['metric'])}: {several(parts, room=300)}."
 
 

@@ -63,17 +63,12 @@ def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     scenario."""
     try:
         scenario = Scenario.of(settings)
-        usd = None if is_scaled(scenario) else sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
+        usd = None if fleet_varies(scenario) else sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
     except UserError:
         return {"usd_per_hour": None, "open_loop": False}
     clients = scenario.clients
     paced = scenario.rate != float("inf") and clients.max_concurrency is None and clients.max_sessions is None
     return {"usd_per_hour": usd, "open_loop": paced}
-
-
-def is_scaled(scenario: Scenario) -> bool:
-    """Return whether an autoscaler adds and removes replicas."""
-    return fleet_varies(scenario)
 
 
 def _usd_per_hour(scenario: Scenario) -> float:

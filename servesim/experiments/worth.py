@@ -201,8 +201,7 @@ def _check_told(features: Sequence[Feature], variants: Sequence[Variant], object
         raise UserError(
             f"of: {asked[0]} cannot be evaluated: its value depends on the content that prompts share, which trace "
             f"{trace.name} does not record. Use a trace that records content, or define shared prefixes, for example "
-            "with "
-            "--shape share:tokens=500,groups=20"
+            "with --shape share:tokens=500,groups=20"
         )
 
 
@@ -215,24 +214,22 @@ def _worth(found: Found, features: Sequence[Feature], variants: Sequence[Variant
     if found.error is not None:
         bars = found.error.price_ratios(pairs)
         by_model |= {row["label"]: _gains(each) for (row, _), each in zip(pairs, bars, strict=True)}
-    switches = {one.name: one for one in features}
     told = []
-    for label in list(rows)[1:]:
-        one = switches.get(label)
-        ratio = price_of_row(rows[label]) / price_of_row(without) if (rows[label], without) in pairs else None
+    for label, row in list(rows.items())[1:]:
+        asked = [one for one in features if one.name == label] or features  # or all of them together
+        ratio = price_of_row(row) / price_of_row(without) if (row, without) in pairs else None
         told.append(
             {
                 "of": label,
-                "with": list(one.on) if one else [text for each in features for text in each.on],
-                "without": list(one.off) if one else [text for each in features for text in each.off],
+                "with": [text for one in asked for text in one.on],
+                "without": [text for one in asked for text in one.off],
                 "price_ratio": ratio,
                 "gain": None if ratio is None else 1 - ratio,
-                **_paired(found.study, rows[label], without, ratio),
+                **_paired(found.study, row, without, ratio),
                 "model_error": by_model[label],
-                "usd_per_hour": [rows[label]["usd_per_hour"], without["usd_per_hour"]],
-                "rate": [rows[label]["rate"], without["rate"]],
-                "verdicts": [rows[label]["verdict"], without["verdict"]],
-                "usd_range": [usd_range(rows[label]), usd_range(without)],
+                "verdicts": [row["verdict"], without["verdict"]],
+                **{key: [row[key], without[key]] for key in ("usd_per_hour", "rate")},
+                "usd_range": [usd_range(row), usd_range(without)],
                 "needs": [*needs(scenarios[label], scenarios[WITHOUT])],
             }
         )
@@ -251,11 +248,8 @@ def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ra
     if ratio is None:
         return none | {"says": "one of the two deployments sustains no rate"}
     if row["by"] == "replicas":
-        return none | {
-            "says": (
-                "the number of replicas is a whole number, so the gain has no interval. Give no rate to get an interval"
-            )
-        }
+        why = "the number of replicas is a whole number, so the gain has no interval"
+        return none | {"says": f"{why}. Give no rate to get an interval"}
     ours, theirs = limits(study, row["label"]), limits(study, without["label"])
     known = [math.log(a / b) for a, b in zip(ours, theirs, strict=True) if a and b]
     if len(known) < 3 or len(known) < len(ours):

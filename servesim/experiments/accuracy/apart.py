@@ -22,7 +22,8 @@ def settings_apart(cell: Cell, sides: tuple[Side, Side], table: Mapping[str, Any
         {"name": role, "role": role, **_pool(side, cell.engine in table["dealt_by_default"], table)}
         for role, side in zip(("prefill", "decode"), sides, strict=True)
     )
-    found = {"pools": [prefill, decode], "router": dict(table["router"]), "handoff": _handoff(cell, table)}
+    handoff = {"name": table["protocols"][cell.engine], **table["handoff"]}
+    found = {"pools": [prefill, decode], "router": dict(table["router"]), "handoff": handoff}
     measured = table["per_client"] if cell.concurrency >= table["waves_from"] and not cell.requests else 0
     return found | ({"requests": WAVES * cell.concurrency} if measured else {}), measured
 
@@ -43,10 +44,6 @@ def _pool(side: Side, dealt: bool, table: Mapping[str, Any]) -> dict[str, Any]:
         balanced = {"enable_eplb": True, "num_redundant_experts": table["redundant_experts"]}
         found["engine"] = found.get("engine", {}) | balanced
     return found
-
-
-def _handoff(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": table["protocols"][cell.engine], **table["handoff"]}
 
 
 def mean_of_turns(values: NDArray[np.int64], waves: int, clients: int) -> float:

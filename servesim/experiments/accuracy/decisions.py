@@ -9,12 +9,15 @@ length / (E2E x GPUs), unless it was measured directly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log
+from typing import Any
 
 import numpy as np
+
+from servesim.experiments.named import grouped
 
 LIMITS_MS = (10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 """TPOT limits for choices, from 100 down to 10 tokens/s per user."""
@@ -142,12 +145,9 @@ class Pair:
         return (self.measured > 0) == (sizes[0] < sizes[1])
 
 
-def same_places(options: Sequence[Option]) -> dict[object, list[Option]]:
+def same_places(options: Sequence[Option]) -> Mapping[Any, list[Option]]:
     """Return the options grouped by the key that repeated measurements share."""
-    places: dict[object, list[Option]] = {}
-    for one in options:
-        places.setdefault((one.product, one.lengths, one.server, one.gpus, one.concurrency), []).append(one)
-    return places
+    return grouped(((one.product, one.lengths, one.server, one.gpus, one.concurrency), one) for one in options)
 
 
 def merged(options: Sequence[Option]) -> list[Option]:
@@ -165,10 +165,8 @@ def _mean(same: Sequence[Option]) -> Option:
 def pairs(options: Sequence[Option]) -> Iterator[Pair]:
     """Yield every pair of sizes, then every pair of engines, then every pair of commands that differ in one setting."""
     for kind, key in (("sizes", _at_equal_load), ("engines", _but_the_engine), ("settings", _but_the_command)):
-        groups: dict[object, list[Option]] = {}
-        for one in (one for one in options if (one.flags is not None) == (kind == "settings")):
-            groups.setdefault(key(one), []).append(one)
-        for group in groups.values():
+        asked = [one for one in options if (one.flags is not None) == (kind == "settings")]
+        for group in grouped((key(one), one) for one in asked).values():
             for pair in (Pair(kind, first, second) for first, second in combinations(group, 2)):
                 if pair.differs and pair.measured != 0:
                     yield pair
@@ -233,10 +231,8 @@ class Choice:
 
 def choices(options: Sequence[Option]) -> Iterator[Choice]:
     """Yield every valid choice; see `DEFINITIONS`."""
-    groups: dict[object, list[Option]] = {}
-    for one in (one for one in options if one.flags is None):  # runs from commands are not points of a curve
-        groups.setdefault((one.product, one.lengths), []).append(one)
-    for group in groups.values():
+    points = [one for one in options if one.flags is None]  # runs from commands are not points of a curve
+    for group in grouped(((one.product, one.lengths), one) for one in points).values():
         for limit in LIMITS_MS:
             kept = sum(one.measured[1] <= limit for one in group)
             if 0 < kept < len(group) and len({one.gpus for one in group}) > 1:

@@ -16,7 +16,7 @@ from servesim import untrusted
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell, Side
 from servesim.experiments.accuracy.commands import COLUMNS, RATE, SERVE, cell_of_run
-from servesim.experiments.recording import RecordedRun, read_text
+from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.validate import measured_figures
 
@@ -53,7 +53,7 @@ def _is_table(file: Path) -> bool:
 def read_table(path: Path) -> list[Cell]:
     """Read a table with one cell per line, in aiconfigurator's columns or described by commands. Ignore other
     columns."""
-    reader = csv.DictReader(io.StringIO(read_text(path)))
+    reader = csv.DictReader(io.StringIO(untrusted.read_text(path)))
     names = set(reader.fieldnames or ())
     told = SERVE in names
     wanted = APART if set(APART) <= names and "mode" not in names else WANTED

@@ -13,6 +13,7 @@ from math import inf
 from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.accuracy.reach import Reach, prompt_mean, reach_of, tokens_per_s, waiting
 from servesim.experiments.accuracy.recipes import output_mean, recipes
+from servesim.experiments.named import grouped
 
 FALL = 0.05
 """Relative drop in TPOT, compared with fewer clients, that counts as a contradiction. Repeats differ by a median of .7
@@ -81,10 +82,7 @@ def _labels(cell: Cell) -> tuple[str | int, ...]:
 def _copies(cells: Sequence[Cell]) -> Iterator[int]:
     """Yield the copies: in each group of equal cells, all but the first that states its version, or all but the first
     cell if none does."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for i, cell in enumerate(cells):
-        groups.setdefault((_labels(cell), *_times(cell)), []).append(i)
-    for members in groups.values():
+    for members in grouped(((_labels(cell), *_times(cell)), i) for i, cell in enumerate(cells)).values():
         stays = next((i for i in members if cells[i].version), members[0])
         yield from (i for i in members if i != stays)
 
@@ -116,9 +114,7 @@ def _drafts(cells: Sequence[Cell]) -> Iterator[int]:
 
 
 def _apart(cells: Sequence[Cell]) -> Iterator[int]:
-    places: dict[tuple[str | int, ...], list[float]] = {}
-    for cell in _known(cells):
-        places.setdefault(cell.place, []).append(cell.tpot_ms)
+    places = grouped((cell.place, cell.tpot_ms) for cell in cells if cell.run is None)
     for i, cell in enumerate(cells):
         times = places.get(cell.place, [1.0]) if cell.run is None else [1.0]
         if max(times) > (1 + APART) * min(times):
@@ -170,11 +166,8 @@ def _reaches(cells: Sequence[Cell]) -> Iterator[tuple[int, Cell, Reach]]:
 
 
 def _falling(cells: Sequence[Cell]) -> Iterator[int]:
-    servers: dict[tuple[str | int, ...], list[int]] = {}
-    for i, cell in enumerate(cells):
-        if cell.run is None and cell.mode == "agg":
-            servers.setdefault((*cell.deployment, cell.isl, cell.osl), []).append(i)
-    for members in servers.values():
+    known = [(i, cell) for i, cell in enumerate(cells) if cell.run is None and cell.mode == "agg"]
+    for members in grouped(((*cell.deployment, cell.isl, cell.osl), i) for i, cell in known).values():
         members.sort(key=lambda i: (cells[i].concurrency, cells[i].tpot_ms))
         kept = rising([cells[i].tpot_ms for i in members])
         yield from (i for place, i in enumerate(members) if place not in kept)
@@ -201,7 +194,3 @@ def _merged(longest: int, common: set[int], length: int, places: set[int]) -> tu
     if length == longest:
         return longest, common & places
     return (length, set(places)) if length > longest else (longest, common)
-
-
-def _known(cells: Sequence[Cell]) -> Iterator[Cell]:
-    return (cell for cell in cells if cell.run is None)

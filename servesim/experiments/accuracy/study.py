@@ -20,6 +20,7 @@ from servesim.experiments.accuracy.cells import Cell, sample_file
 from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.recipes import nominal, output_mean, recipes, version_of
 from servesim.experiments.accuracy.screen import RULES, screen
+from servesim.experiments.named import grouped
 from servesim.experiments.store import Store
 
 BANDS = ((8, "C 1 to 8"), (32, "C 9 to 32"), (128, "C 33 to 128"), (math.inf, "C 129 and more"))
@@ -171,9 +172,7 @@ def groups(scored: Sequence[Scored]) -> Iterator[tuple[str, str, list[Scored]]]:
         "share extrapolated": [name for _, name in BEYOND],
     }
     for dimension, label in cells.items():
-        parts: dict[str, list[Scored]] = {}
-        for one in scored:
-            parts.setdefault(label(one), []).append(one)
+        parts = grouped((label(one), one) for one in scored)
         for name in orders.get(dimension, sorted(parts)):
             if parts.get(name):
                 yield dimension, name, parts[name]
@@ -211,7 +210,7 @@ def _reasons(scored: Iterable[Scored]) -> list[dict[str, Any]]:
 def _option(one: Scored) -> decisions.Option:
     simulated = one.simulated
     assert simulated is not None
-    cell = one.cell
+    cell, inert = one.cell, recipes()["commands"]["inert"]
     rates = (cell.output_rate, one.answer.output_rate or 0.0) if cell.output_rate else None
     return decisions.Option(
         product=cell.product,
@@ -223,9 +222,7 @@ def _option(one: Scored) -> decisions.Option:
         simulated=(simulated[1], simulated[0]),
         server=(cell.tp, cell.pp, cell.dp, cell.moe_tp, cell.ep, cell.workers),
         rates=rates,
-        flags=None
-        if cell.flags is None
-        else tuple(f for f in cell.flags if f[0] not in recipes()["commands"]["inert"]),
+        flags=None if cell.flags is None else tuple(f for f in cell.flags if f[0] not in inert),
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +42,6 @@ def grid(choices: Choices) -> tuple[Any, ...]:
     if not isinstance(choices, Span):
         return choices
     return tuple(choices.low * 2**i for i in range(int(math.log2(choices.high / choices.low)) + 1))
-
-
-def drawn(choices: Choices, draw: random.Random) -> Any:
-    """Return a value drawn uniformly, or from the whole range on a logarithmic scale."""
-    if not isinstance(choices, Span):
-        return draw.choice(choices)
-    return round(math.exp(draw.uniform(math.log(choices.low), math.log(choices.high))))
 
 
 @dataclass(frozen=True)
@@ -136,15 +128,6 @@ class Space:
             return set_up_alone(self.settings(point))
         except (UserError, PolicyError) as error:
             return str(error)
-
-    def draw(self, draw: random.Random) -> Point:
-        """Return a deployment drawn from the whole space, not only from its grid. It may not run."""
-        point = {key: drawn(choices, draw) for key, choices in self.axes.items()}
-        try:
-            flags = {**self.features(point), **self.flags(point)}
-        except UserError:
-            return point
-        return point | {key: drawn(choices, draw) for key, choices in flags.items()}
 
 
 def _label(key: str, value: Any) -> str:

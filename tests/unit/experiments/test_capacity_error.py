@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from servesim.experiments import capacity_error
 from servesim.experiments.capacity import capacity
 from servesim.experiments.capacity_error import SOUGHT
-from servesim.experiments.capacity_words import bracket_words, error_sentences, gpu_bars, rate_bars
+from servesim.experiments.capacity_words import bracket_words, brackets, error_sentences
 from servesim.intervals.fitted import Factors, Fitted
 from servesim.intervals.pairs import LEVELS, Spread
 from servesim.run.replica_search import ReplicaSearch
@@ -113,7 +113,7 @@ def test_replicas_are_those_that_carry_the_rate_with_times_stretched(monkeypatch
         asked = capacity(**{**WORKLOAD, "slo": f"ttft:{60 / f}"}, rate=150.0 * f, intervals=False).iloc[0]
         assert row["model_error"][end] == asked.gpus
     assert row["model_error"]["low"] <= row["gpus"] < row["model_error"]["high"]
-    assert gpu_bars(row) == f" ({row['model_error']['low']}-{row['model_error']['high']})"
+    assert brackets(row) == (f" ({row['model_error']['low']}-{row['model_error']['high']})", "")
     assert document["model_error"]["runs"] <= 2 * capacity_error.ROUNDS
 
 
@@ -123,16 +123,16 @@ def test_replicas_are_those_that_carry_the_rate_with_times_stretched(monkeypatch
 )
 def test_an_end_that_was_not_found_is_written_in_words(low: int | None, high: int | None, said: str) -> None:
     bars = {"low": low, "high": high, "says": SAYS}
-    assert gpu_bars({"model_error": bars, "by": "replicas"}) == f" ({said})"
+    assert brackets({"model_error": bars, "by": "replicas"}) == (f" ({said})", "")
     if low != high or low is None:
-        assert rate_bars({"model_error": bars, "by": None}) == f" ({said.replace('fewer', 'less')})"
+        assert brackets({"model_error": bars, "by": None}) == ("", f" ({said.replace('fewer', 'less')})")
 
 
 def test_without_intervals_nothing_more_is_run() -> None:
     document = capacity(**WORKLOAD, intervals=False).attrs["document"]
     assert document["model_error"] is document["rows"][0]["model_error"] is None
     assert error_sentences(document) == []
-    assert rate_bars(document["rows"][0]) == ""
+    assert brackets(document["rows"][0]) == ("", "")
 
 
 def test_what_is_like_nothing_measured_gets_words_in_place_of_bars() -> None:
@@ -140,7 +140,7 @@ def test_what_is_like_nothing_measured_gets_words_in_place_of_bars() -> None:
     (row,) = document["rows"]
     assert row["model_error"]["low"] is row["model_error"]["high"] is None
     assert row["model_error"]["says"].startswith("none: its kernel tables or host terms were never compared")
-    assert rate_bars(row) == ""
+    assert brackets(row) == ("", "")
 
 
 def test_where_the_cheapest_has_no_bars_a_decision_says_why() -> None:

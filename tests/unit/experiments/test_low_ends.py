@@ -77,7 +77,7 @@ class Told:
         self.measuring = SimpleNamespace(
             repeats=Replicates("seeds", ({"seed": 0}, {"seed": 1})[:count], recorded=recorded),
             goals=GOALS,
-            outcome=lambda run: runs(0.97 if run[1] <= limits[run[0]] else 0.5)[0],
+            outcomes=lambda each: [runs(0.97 if run[1] <= limits[run[0]] else 0.5)[0] for run in each or ()],
         )
         self.asked: list[tuple[float, int]] = []
 

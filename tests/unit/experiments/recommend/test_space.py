@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts.searched import LIMITS, Span
-from servesim.experiments.recommend.space import changed, drawn, grid, space_of
+from servesim.experiments.recommend.space import changed, grid, space_of
 from servesim.run.scenario import Scenario
 
 BASE: dict[str, Any] = {"trace": "synth:rate=1,prompt=8,output=2", "model": "llama-3.2-1b", "slo": "ttft:40"}
@@ -24,16 +23,6 @@ def test_a_grid_begins_and_ends_with_its_span_and_doubles(span: Span) -> None:
     values = grid(span)
     assert (values[0], values[-1]) == span
     assert all(b == 2 * a for a, b in itertools.pairwise(values))
-
-
-@given(SPANS, st.integers())
-def test_a_drawn_number_lies_in_its_span(span: Span, seed: int) -> None:
-    assert span.low <= drawn(span, random.Random(seed)) <= span.high
-
-
-def test_draws_are_not_only_from_the_grid() -> None:
-    span, draw = Span(16, 1024), random.Random(0)
-    assert any(drawn(span, draw) not in grid(span) for _ in range(20))
 
 
 def test_gpus_without_kernel_tables_are_searched_only_if_asked() -> None:
