@@ -19,8 +19,9 @@ from servesim.experiments.named import failures, several
 from servesim.experiments.outcome import growing
 from servesim.experiments.ranking import PARETO, pareto_front
 from servesim.experiments.replicates import Replicates
+from servesim.experiments.variants import usd_of_gpus
 from servesim.hardware import Gpu
-from servesim.run.prices import GpuPrice, price_of
+from servesim.run.prices import GpuPrice
 from servesim.run.scenario import Scenario
 
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high", *SCALED)
@@ -94,8 +95,7 @@ class Answer:
         each = scenario.tp * scenario.pp * scenario.dp
         row |= {"gpu": scenario.gpu, "replicas": replicas, **self._best(v.label)}
         if replicas is not None:
-            price = price_of(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour, each * replicas)
-            row |= {"gpus": each * replicas, "usd_per_hour": each * replicas * price}
+            row |= {"gpus": each * replicas, "usd_per_hour": usd_of_gpus(scenario, each * replicas)}
         return row
 
     def _best(self, label: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from servesim.experiments.goals import Goal
 from servesim.experiments.limit_search import LimitSearch, RateSearch
 from servesim.experiments.outcome import judge
 from servesim.experiments.run_metrics import Run
+from servesim.experiments.variants import usd_of_gpus
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import WORDS, Spread
@@ -85,12 +86,15 @@ class End:
         rate = (self.search.high if self.fast else self.search.low) / self.stretch.times
         return rate if 0 < rate < math.inf else None
 
-    def price_times(self, row: Row) -> float | None:
-        """Return the price as a multiple of the row's price, or None if it was not found."""
+    def price(self, row: Row) -> float | None:
+        """Return the hourly price per request/s of the row's deployment at this end, or None if it was not found."""
         load = self.found()
         if load is None:
             return None
-        return float(row["rate"] / load) if self.rate is None else load / float(row["replicas"])
+        if self.rate is None:
+            return float(row["usd_per_hour"] / load)
+        gpus = int(load) * (row["gpus"] // row["replicas"])
+        return float(usd_of_gpus(Scenario.of(self.variant.settings), gpus) / row["rate"])
 
 
 class CapacityError:
@@ -212,12 +216,12 @@ class CapacityError:
         names = f"{best['label']} against {row['label']}"
         if end is None or isinstance(what, str):
             return told | {"says": f"{names}{UNKNOWN}{what}"}
-        times, other = end.price_times(best), price_of_row(row)
-        price = math.inf if times is None else price_of_row(best) * times
+        found, other = end.price(best), price_of_row(row)
+        price = math.inf if found is None else found
         slower = f"it is {100 * (what.factor - 1):.0f} % slower than simulated relative to the other"
         paired = f"as in one of ten measured pairs of {WORDS[what.kind]}"
         cost = f"it costs {_more(price, other)} per request"
-        if times is None:
+        if found is None:
             cost = "it sustains none of the rates that were tried"
         if price <= other:
             said = f"{best['label']} stays cheaper than {row['label']} even if {slower}, {paired}: {cost} then"
@@ -241,9 +245,12 @@ class CapacityError:
         for (one, other), (what, ends) in zip(pairs, asked, strict=True):
             bars: dict[str, Any] = {"low": None, "high": None, "level": LEVEL, "says": what}
             if isinstance(what, Spread):
-                ratio = price_of_row(one) / price_of_row(other)
-                low, high = (end.price_times(one) for end in ends)
-                bars |= {"low": low and ratio * min(low, 1), "high": high and ratio * max(high, 1), "says": what.says}
+                own, (low, high) = price_of_row(one), (end.price(one) for end in ends)
+                bars |= {
+                    "low": low and min(low, own) / price_of_row(other),
+                    "high": high and max(high, own) / price_of_row(other),
+                    "says": what.says,
+                }
             found.append(bars)
         return found
 

@@ -76,6 +76,11 @@ def _usd_per_hour(scenario: Scenario) -> float:
     return price * scenario.tp * scenario.pp * scenario.dp * scenario.replicas
 
 
+def usd_of_gpus(scenario: Scenario, gpus: int) -> float:
+    """Return the hourly price of a number of GPUs of a deployment, of which some may be reserved."""
+    return gpus * gpu_hour_price(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour, gpus)
+
+
 def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the labels of the variants that plan a step only after the previous one has ended, if other variants plan
     ahead. Such variants pay for planning in every step, however good their policy is."""

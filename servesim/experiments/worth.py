@@ -229,7 +229,7 @@ def _worth(found: Found, features: Sequence[Feature], variants: Sequence[Variant
                 "model_error": by_model[label],
                 "verdicts": [row["verdict"], without["verdict"]],
                 **{key: [row[key], without[key]] for key in ("usd_per_hour", "rate")},
-                "usd_range": [usd_range(row), usd_range(without)],
+                "usd_range": [usd_range(rows[name], scenarios[name]) for name in (label, WITHOUT)],
                 "needs": [*needs(scenarios[label], scenarios[WITHOUT])],
             }
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from servesim.experiments.capacity_error import UNKNOWN
+from servesim.experiments.variants import usd_of_gpus
 from servesim.run.scenario import Scenario
 
 _TRAINED = {
@@ -69,16 +70,16 @@ def doubt(one: Mapping[str, Any]) -> str:
     return "given the model's error, either may be cheaper, because their price intervals overlap"
 
 
-def usd_range(row: Mapping[str, Any]) -> tuple[float, float] | None:
+def usd_range(row: Mapping[str, Any], scenario: Scenario) -> tuple[float, float] | None:
     """Return the range of a deployment's price that its model error allows, in dollars per hour per request/s, or None
-    if the model error has no such interval."""
+    if the model error has no such interval. Each number of GPUs has its own price, since some may be reserved."""
     bars = row.get("model_error")
     if bars is None or not bars["low"] or not bars["high"]:
         return None
-    hour, rate = row["usd_per_hour"], row["rate"]
     if row["by"] == "replicas":
-        return hour * bars["low"] / row["gpus"] / rate, hour * bars["high"] / row["gpus"] / rate
-    return hour / bars["high"], hour / bars["low"]
+        low, high = (usd_of_gpus(scenario, bars[end]) / row["rate"] for end in ("low", "high"))
+        return low, high
+    return row["usd_per_hour"] / bars["high"], row["usd_per_hour"] / bars["low"]
 
 
 def needs(known: Scenario, without: Scenario) -> Iterator[str]:

@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.experiments import capacity_error
+from servesim.experiments.axes import Variant
 from servesim.experiments.capacity import capacity
 from servesim.experiments.capacity_error import SOUGHT
 from servesim.experiments.capacity_words import bracket_words, brackets, error_sentences
+from servesim.experiments.limit_search import RateSearch
 from servesim.intervals.fitted import Factors, Fitted
 from servesim.intervals.pairs import LEVELS, Spread
 from servesim.run.replica_search import ReplicaSearch
-from servesim.run.stretched import SAYS
+from servesim.run.stretched import SAYS, Stretch
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=1,prompt=600,output=20",
@@ -115,6 +117,23 @@ def test_replicas_are_those_that_carry_the_rate_with_times_stretched(monkeypatch
     assert row["model_error"]["low"] <= row["gpus"] < row["model_error"]["high"]
     assert brackets(row) == (f" ({row['model_error']['low']}-{row['model_error']['high']})", "")
     assert document["model_error"]["runs"] <= 2 * capacity_error.ROUNDS
+
+
+@pytest.mark.parametrize(("replicas", "usd"), [(1, 15.2), (2, 15.2), (4, 15.2), (5, 21.18), (6, 27.16)])
+def test_an_end_in_replicas_pays_for_reserved_gpus_once(replicas: int, usd: float) -> None:
+    """Replicas of two GPUs with eight reserved at $1.9: four cost the $15.2 of one, the ninth and tenth GPU $2.99."""
+    server = {"trace": "synth:rate=1", "model": "llama-3.2-1b", "gpu": "h100", "tp": 2, "price": "h100=8@1.9+2.99"}
+    known = ReplicaSearch(64, fewest=replicas, too_few=replicas - 1)
+    end = capacity_error.End(Variant("", {}, server), Stretch.even(1.0), False, 10.0, known)
+    assert end.price({"gpus": 6, "replicas": 3, "rate": 10.0, "usd_per_hour": 15.2}) == pytest.approx(usd / 10)
+
+
+def test_an_end_in_requests_a_second_pays_for_the_same_gpus() -> None:
+    """Half the rate for the same $15.2 costs twice as much per request/s."""
+    known = RateSearch(0.1, 5.0, 1.25)
+    known.tell(5.0, True)
+    end = capacity_error.End(Variant("", {}, {}), Stretch.even(1.0), False, None, known)
+    assert end.price({"rate": 10.0, "usd_per_hour": 15.2}) == pytest.approx(15.2 / 5)
 
 
 @pytest.mark.parametrize(

@@ -239,9 +239,17 @@ def test_what_costs_more_needs_nothing() -> None:
 def test_the_range_of_a_price_is_that_of_its_rate_or_gpus() -> None:
     bars = {"low": 2.0, "high": 8.0}
     row = {"usd_per_hour": 12.0, "rate": 4.0, "by": "rate", "model_error": bars}
-    assert usd_range(row) == (1.5, 6.0)
-    assert usd_range(row | {"by": "replicas", "gpus": 4}) == (1.5, 6.0)  # $3/h a GPU: $6/h and $24/h for 4/s
-    assert usd_range(row | {"model_error": {"low": None, "high": 8.0}}) is None
+    known = Scenario.of({"trace": "synth:rate=1", "model": "llama-3.2-1b", "gpu": "h100", "price": "h100=3"})
+    assert usd_range(row, known) == (1.5, 6.0)
+    assert usd_range(row | {"by": "replicas", "gpus": 4}, known) == (1.5, 6.0)  # $3/h a GPU: $6/h and $24/h for 4/s
+    assert usd_range(row | {"model_error": {"low": None, "high": 8.0}}, known) is None
+
+
+def test_each_end_of_a_range_of_gpus_pays_for_the_reserved_ones_and_those_above() -> None:
+    """Six GPUs cost what the eight reserved ones do, $15.2, and so do two; ten cost $21.18."""
+    known = Scenario.of({"trace": "synth:rate=1", "model": "llama-3.2-1b", "gpu": "h100", "price": "h100=8@1.9+2.99"})
+    row = {"usd_per_hour": 15.2, "rate": 4.0, "by": "replicas", "gpus": 6, "model_error": {"low": 2, "high": 10}}
+    assert usd_range(row, known) == pytest.approx((15.2 / 4, 21.18 / 4))
 
 
 @pytest.mark.parametrize(
