@@ -12,14 +12,12 @@ from dataclasses import fields
 
 import numpy as np
 
-from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.recommend.aims import Aim
 from servesim.experiments.recommend.answer import Story
 from servesim.experiments.recommend.lengths import Length
-from servesim.experiments.recommend.race import Entrant, Race, screen
-from servesim.experiments.recommend.search import BATCH, CLIMBERS, FINALISTS, GAIN, HEADS, PASSES, Search
-from servesim.experiments.recommend.space import Point
+from servesim.experiments.recommend.race import Entrant, Race
+from servesim.experiments.recommend.search import CLIMBERS, FINALISTS, GAIN, PASSES, Search
 
 
 class LatencyRace(Race):
@@ -52,26 +50,17 @@ class LatencySearch(Search):
         """Search. Return the deployments to compare at full length, and the story of the search. Raise UserError if
         nothing in the space runs within the budget."""
         q = self._q
-        entrants = [e for point in q.space.structures() if (e := self._checked(point)) is not None]
-        if not entrants:
-            why = next(iter(self._refused.values()), "no GPU is left")
-            raise UserError(f"recommend: no deployment of {q.space.base.get('model')} runs: {why}")
         screening, fine = self.race(q.scout, q.aim), self.race(q.climb, q.aim)
-        kept = screen(screening, entrants, BATCH)
-        heads = kept[:HEADS]
-        heads += [] if any(map(self._published, heads)) else self._best_published(screening, entrants)
+        entrants, kept, heads = self._screened(screening)
         heads = self._improved(screening, heads, self._with_flags, 1)
         heads = self._improved(screening, self._few(heads, screening, CLIMBERS), self._with_flags, PASSES)
         heads = self._improved(screening, heads, self._with_features, 1)
         best = self._few(heads, screening, FINALISTS)
         fine.measure([(e, self._start(fine, e)) for e in best], GAIN)
         best = sorted(best, key=fine.rank)
-        final = {(v := self._final(e.point, e, fine)).label: (v, e) for e in best or entrants[:1]}
-        finalists = {label: e for label, (_, e) in final.items()}
-        story = Story(q.space, q.aim, q.goals, screening, screening, fine, entrants, kept, finalists, self._refused)
-        if best:
-            story.ablate(best[0], self._without(best[0]))
-        return [v for v, _ in final.values()], story
+        return self._told(
+            best, Story(q.space, q.aim, q.goals, screening, screening, fine, entrants, kept, {}, self._refused)
+        )
 
     def race(self, length: Length, aim: Aim) -> LatencyRace:
         """Return a race of runs of one length."""
@@ -89,7 +78,3 @@ class LatencySearch(Search):
 
     def _start(self, race: Race, e: Entrant) -> float:
         return race.aim.rate_at(0.0)
-
-    def _final(self, point: Point, e: Entrant, race: Race) -> Variant:
-        """Return a deployment without its number of replicas, which `capacity` searches first."""
-        return super()._final({key: value for key, value in point.items() if key != "replicas"}, e, race)

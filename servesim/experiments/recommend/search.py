@@ -11,7 +11,7 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.bounds import Work, optimistic_rate, tpot_limit
 from servesim.experiments.capacity_study import Study
-from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate
+from servesim.experiments.recommend.aims import Aim, Headroom, LeastLatency, PriceForRate
 from servesim.experiments.recommend.answer import Story
 from servesim.experiments.recommend.lengths import EARLY, Length, horizon_s
 from servesim.experiments.recommend.question import Question
@@ -50,14 +50,8 @@ class Search:
         """Search. Return the deployments to compare at full length, and the story of the search. Raise UserError if
         nothing in the space runs."""
         q = self._q
-        entrants = [e for point in q.space.structures() if (e := self._checked(point)) is not None]
-        if not entrants:
-            why = next(iter(self._refused.values()), "no GPU is left")
-            raise UserError(f"recommend: no deployment of {q.space.base.get('model')} runs: {why}")
         screening = coarse = self.race(q.scout, q.aim)
-        kept = screen(screening, entrants, BATCH)
-        heads = kept[:HEADS]
-        heads += [] if any(map(self._published, heads)) else self._best_published(screening, entrants)
+        entrants, kept, heads = self._screened(screening)
         aim = q.aim
         if isinstance(aim, PriceForRate):
             heads, aim = self._with_replicas(heads, screening), Headroom()
@@ -72,11 +66,27 @@ class Search:
         best = self._few(heads, coarse, FINALISTS)
         fine.measure([(e, self._start(coarse, e)) for e in best], GAIN)
         best = sorted(best, key=fine.rank)
-        drop = ("replicas",) if isinstance(q.aim, PriceForRate) else ()
-        points = [({k: v for k, v in e.point.items() if k not in drop}, e) for e in best or entrants[:1]]
-        final = {(v := self._final(point, e, fine)).label: (v, e) for point, e in points}
-        finalists = {label: e for label, (_, e) in final.items()}
-        story = Story(q.space, q.aim, q.goals, screening, coarse, fine, entrants, kept, finalists, self._refused)
+        return self._told(
+            best, Story(q.space, q.aim, q.goals, screening, coarse, fine, entrants, kept, {}, self._refused)
+        )
+
+    def _screened(self, race: Race) -> tuple[list[Entrant], list[Entrant], list[Entrant]]:
+        """Return the structures that run, those near the best, and those to improve. Raise UserError if nothing in the
+        space runs."""
+        q = self._q
+        entrants = [e for point in q.space.structures() if (e := self._checked(point)) is not None]
+        if not entrants:
+            why = next(iter(self._refused.values()), "no GPU is left")
+            raise UserError(f"recommend: no deployment of {q.space.base.get('model')} runs: {why}")
+        kept = screen(race, entrants, BATCH)
+        heads = kept[:HEADS]
+        heads += [] if any(map(self._published, heads)) else self._best_published(race, entrants)
+        return entrants, kept, heads
+
+    def _told(self, best: Sequence[Entrant], story: Story) -> tuple[list[Variant], Story]:
+        """Return the deployments to compare at full length, of the best ones, and the story with them."""
+        final = {(v := self._final(e, story.fine)).label: (v, e) for e in best or story.entrants[:1]}
+        story.finalists = {label: e for label, (_, e) in final.items()}
         if best:
             story.ablate(best[0], self._without(best[0]))
         return [v for v, _ in final.values()], story
@@ -92,12 +102,15 @@ class Search:
             known = [e for e in likely if race.prices.get(e.variant.label, math.inf) < math.inf]
         return sorted(known, key=race.rank)[:1]
 
-    def _final(self, point: Point, e: Entrant, race: Race) -> Variant:
-        """Return a deployment whose runs replay a whole log or preset, or are as long as its rate asks for."""
+    def _final(self, e: Entrant, race: Race) -> Variant:
+        """Return a deployment whose runs replay a whole log or preset, or are as long as its rate asks for. If the
+        question has a rate, it has no number of replicas, which `capacity` searches first."""
         price = race.prices.get(e.variant.label, math.inf)
         load = race.aim.load(e.variant, price) if price < math.inf else None
+        drop = {"replicas"} if isinstance(self._q.aim, PriceForRate | LeastLatency) else ()
         return self._q.space.variant(
-            point, race.length.settings(race.aim.rate_at(load)) if load and not race.length.work else {}
+            {key: value for key, value in e.point.items() if key not in drop},
+            race.length.settings(race.aim.rate_at(load)) if load and not race.length.work else {},
         )
 
     def _with_replicas(self, heads: Sequence[Entrant], race: Race) -> list[Entrant]:
