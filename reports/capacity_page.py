@@ -11,6 +11,7 @@ from servesim.experiments.capacity_error import price_of_row
 from servesim.experiments.capacity_words import bracket_words, brackets, error_sentences
 from servesim.experiments.goals import header
 from servesim.experiments.metrics import metric_label
+from servesim.experiments.ranking import pareto_front
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
@@ -189,12 +190,13 @@ def _front(document: Mapping[str, Any]) -> Drawing | None:
     palette = _palette(document)
     rows = []
     metrics = front_metrics(document["rows"], _limits(document))
+    front = pareto_front([r for r in document["rows"] if r["verdict"] == "carries"], metrics)
     for r in document["rows"]:
         values: Mapping[str, Any] = r["values"] or {}
         found: list[Any] = [values.get(name) for name in metrics]
         if r["verdict"] == "carries" and None not in found:
             price, ms, flow = found
-            rows.append(Dot(r["label"], palette.get(r["label"], "muted"), price, ms, flow, r["pareto"]))
+            rows.append(Dot(r["label"], palette.get(r["label"], "muted"), price, ms, flow, r["label"] in front))
     return pareto(rows, metrics[1], absent(document, [row.label for row in rows])) if len(rows) > 1 else None
 
 

@@ -8,8 +8,12 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from servesim.experiments.metrics import metric_label
+from servesim.experiments.recommend.front import front_words, shown
 from servesim.experiments.store import DEPLOY
+from servesim.reports.experiment import amount
 from servesim.reports.page import Block, Section, Table
+from servesim.reports.words import gpu_of, number
 
 RIVALS = {
     "runner_up": "runner-up",
@@ -34,7 +38,10 @@ def recommended(found: Mapping[str, Any]) -> list[Section]:
     for i, title in enumerate(titles):
         alone = i == len(titles) - 1 and i % 2 == 0
         why.append(Block("list", title, [_marked(line) for line in lists[title]], wide=alone))
-    return [Section("What to run", _how_to_start(found["run"]), "run"), Section("Why this one", why, "why")]
+    sections = [Section("What to run", _how_to_start(found["run"]), "run"), Section("Why this one", why, "why")]
+    if (front := found.get("front")) is not None:
+        sections.append(Section("Front", [Block("table", "", _front(front), wide=True, text=FRONT)], "front"))
+    return sections
 
 
 WORTH = (
@@ -42,6 +49,30 @@ WORTH = (
     "Shares are of all gains, in logarithms."
 )
 """How to read the table of settings."""
+
+
+FRONT = (
+    "Finalists at the loads that they carried at full length. None of these is worse than another in all of price, "
+    "latency and headroom. Headroom: by how much the load may at least grow until the SLO is missed."
+)
+"""How to read the table of the front."""
+
+
+def _front(front: Mapping[str, Any]) -> Table:
+    latency = metric_label(front["latency"])
+    columns = ("deployment", "GPUs", "requests/s", "$ an hour", "$ per M tokens", latency, "headroom")
+    rows = [
+        (
+            p["label"] or "this",
+            f"{p['gpus']} × {gpu_of(p['gpu'])}",
+            number(p["rate"]),
+            *(amount(p[key], "$") for key in ("usd_per_hour", "usd_per_million_tokens")),
+            amount(p["ms"], "ms"),
+            amount(p["headroom"], "share"),
+        )
+        for p in shown(front["points"])
+    ]
+    return Table(front_words(front), columns, rows, (False, False, *[True] * 5))
 
 
 def _how_to_start(run: Mapping[str, Any]) -> list[Block]:

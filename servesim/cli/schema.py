@@ -201,9 +201,13 @@ def _recommend() -> Schema:
     against = or_null(an_object(label=TEXT, price_ratio=NUMBER, says=TEXT))
     knob = an_object(key=TEXT, price_ratio=FIGURE, at_least=FLAG, share=FIGURE, without=TEXT)
     run = an_object(command=TEXT_OR_NULL, lost=a_map(ANY), forms=a_list(TEXT), files=a_map(TEXT))
+    point = an_object(
+        label=TEXT, gpus=COUNT, rate=NUMBER, usd_per_hour=NUMBER, ms=NUMBER, headroom=FIGURE, on=FLAG, gpu=TEXT
+    )
     found = an_object(
         aim=TEXT,
         first=TEXT,
+        front=an_object(latency=TEXT, points=a_list(point)),
         settings=a_map(ANY),
         runner_up=against,
         published=against,

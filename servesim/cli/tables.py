@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,7 @@ from servesim.experiments.front_error import entries_of, front_word
 from servesim.experiments.goals import header
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.objects import title
+from servesim.experiments.recommend.front import NEAR, front_words, shown
 from servesim.experiments.recommend.words import knob_words
 from servesim.experiments.replicates import counted
 from servesim.experiments.store import DEPLOY
@@ -199,6 +201,7 @@ def print_recommend(document: Mapping[str, Any], out: Path | None, verbose: bool
     if (found := document["recommendation"]) is None:
         return
     console = open_console()
+    _print_front(console, found["front"], verbose)
     against = [found[key]["says"] for key in ("runner_up", "published", "miss") if found[key] is not None]
     for head, lines in (
         ("Why", against),
@@ -219,6 +222,34 @@ def print_recommend(document: Mapping[str, Any], out: Path | None, verbose: bool
     if (several := int(found["settings"].get("replicas") or 1)) > 1 and run["command"]:
         console.print(f"The command starts one of {several} replicas.", soft_wrap=True)
     console.print(names, style="dim", soft_wrap=True)
+
+
+def _print_front(console: Console, front: Mapping[str, Any], verbose: bool) -> None:
+    """Print the Pareto front of price, latency and headroom; `verbose`: also points that cost about the same."""
+    name = metric_label(front["latency"])
+    console.print(front_words(front), style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for head in (
+        "deployment",
+        "GPUs",
+        "rate",
+        "$/hour",
+        "$/M\ntokens",
+        name.replace(" p", "\np"),
+        "headroom\nat least",
+    ):
+        left = head == "deployment"
+        table.add_column(head, justify="left" if left else "right", no_wrap=not left)
+    for point in shown(front["points"], 1.0 if verbose else NEAR):
+        table.add_row(
+            point["label"] or "this",
+            f"{point['gpus']} x {point['gpu']}",
+            f"{number(point['rate'])}/s",
+            *(number(point[key]) for key in ("usd_per_hour", "usd_per_million_tokens")),
+            valued(point["ms"], "ms"),
+            "" if point["headroom"] is None else f"{100 * point['headroom']:.0f} %",
+        )
+    console.print(table)
 
 
 print_worth = print_capacity

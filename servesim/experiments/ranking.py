@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from servesim.experiments.metrics import METRICS, Metric
 from servesim.experiments.verdicts import is_unstable
@@ -67,9 +68,10 @@ def pareto_front(variants: Sequence[Mapping[str, Any]], metrics: Sequence[str] =
     signs = np.array([1 if METRICS[name].better == "lower" else -1 for name in metrics])
     known = [v for v in variants if all(_known(v["values"].get(name)) for name in metrics)]
     points = np.array([[v["values"][name] for name in metrics] for v in known]).reshape(-1, len(metrics)) * signs
-    front = set()
-    for v, point in zip(known, points, strict=True):
-        dominated = ((points <= point).all(axis=1) & (points < point).any(axis=1)).any()
-        if not dominated:
-            front.add(v["label"])
-    return front
+    return {v["label"] for v, on in zip(known, undominated(points), strict=True) if on}
+
+
+def undominated(points: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return for each row of figures, of which less is better, whether no other row is at least as good in all of them
+    and better in one."""
+    return np.array([not ((points <= p).all(axis=1) & (points < p).any(axis=1)).any() for p in points], dtype=bool)

@@ -6,6 +6,9 @@
     settings    its settings, as a scenario
     latency     {metric, ms, low, high: its interval over seeds, or null for a log}, only if the least latency is
                 searched; each row has one as well
+    front       {latency: metric, points: [{label, gpu, gpus, replicas, rate, usd_per_hour, usd_per_million_tokens, ms,
+                headroom: share by which the load may grow at least (null with an autoscaler), on: whether it is on the
+                front}]}, the cheapest first (front.py)
     runner_up   null or {label, price_ratio: of prices per request, of rates if the highest is searched, or of latencies
                 if the least is; low, high: interval of a ratio of latencies, by seed; says}: the next deployment, and
                 why it lost
@@ -37,6 +40,7 @@ from servesim.experiments.goals import Goal
 from servesim.experiments.outcome import Judged
 from servesim.experiments.recommend.aims import LeastLatency, PriceForRate, PricePerRequest
 from servesim.experiments.recommend.budget import latency, ratio_interval, widened
+from servesim.experiments.recommend.front import front
 from servesim.experiments.recommend.race import NEAR, Entrant, Race
 from servesim.experiments.recommend.space import Space, grid
 from servesim.experiments.recommend.words import (
@@ -93,10 +97,20 @@ class Story:
         self.fine.measure([(e, load(e.variant, price) or 1.0) for e in entrants.values()], 0.02)
         self.without = {key: self.fine.prices[e.variant.label] / price for key, e in entrants.items()}
 
+    def most(self) -> dict[str, float]:
+        """Return the highest rate per replica of the finalists, by label; empty unless the search has measured it."""
+        if not isinstance(self.aim, PriceForRate):
+            return {}
+        replicas = {label: int(e.point.get("replicas") or 1) for label, e in self.finalists.items()}
+        return {label: rate / replicas[label] for label, rate in self._rates().items()}
+
     def near(self) -> dict[str, float]:
         """Return the rates near which the finalists reach their limits, by label; empty if replicas are searched."""
         if isinstance(self.aim, PriceForRate | LeastLatency):
             return {}
+        return self._rates()
+
+    def _rates(self) -> dict[str, float]:
         prices = {label: self.fine.prices.get(e.variant.label, math.inf) for label, e in self.finalists.items()}
         known = {label: price for label, price in prices.items() if price < math.inf}
         found = {label: self.fine.aim.load(self.finalists[label].variant, price) for label, price in known.items()}
@@ -151,6 +165,7 @@ def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str
         "first": first["label"],
         "settings": settings,
         **({"latency": first["latency"]} if "latency" in first else {}),
+        "front": front(found, [goal.limits for goal in story.goals], story.aim.metric, story.most()),
         "runner_up": _runner_up(found, story.aim, first, others[0]) if others else None,
         "miss": _miss(story, best),
         "published": _in_published(story, first, rows, entrants),

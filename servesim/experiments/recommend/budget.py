@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.capacity import Found
-from servesim.experiments.capacity_answer import Answer, front_metrics
+from servesim.experiments.capacity_answer import Answer
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.goals import Goal
-from servesim.experiments.ranking import pareto_front
 from servesim.experiments.statistics import interval
 
 Row = Mapping[str, Any]
@@ -34,10 +33,6 @@ def widened(found: Found, goals: Sequence[Goal], rate: float, most: Mapping[str,
     for i, (row, new) in enumerate(zip(found.rows, rows, strict=True)):
         if new["replicas"] is not None and new["verdict"] == "carries":
             found.rows[i] = new | {"binds": row["binds"]}
-    carry = [row for row in found.rows if row["verdict"] == "carries"]
-    front = pareto_front(carry, front_metrics(found.rows, [goal.limits for goal in goals]))
-    for row in found.rows:
-        row["pareto"] = row["label"] in front
 
 
 def latency(study: Study, row: Row, metric: str) -> dict[str, Any]:

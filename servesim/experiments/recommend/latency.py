@@ -49,9 +49,9 @@ class LatencySearch(Search):
     def run(self) -> tuple[list[Variant], Story]:
         """Search. Return the deployments to compare at full length, and the story of the search. Raise UserError if
         nothing in the space runs within the budget."""
-        q = self._q
+        q, entrants = self._q, self._entrants()
         screening, fine = self.race(q.scout, q.aim), self.race(q.climb, q.aim)
-        entrants, kept, heads = self._screened(screening)
+        kept, heads = self._screened(screening, entrants)
         heads = self._improved(screening, heads, self._with_flags, 1)
         heads = self._improved(screening, self._few(heads, screening, CLIMBERS), self._with_flags, PASSES)
         heads = self._improved(screening, heads, self._with_features, 1)

@@ -49,9 +49,9 @@ class Search:
     def run(self) -> tuple[list[Variant], Story]:
         """Search. Return the deployments to compare at full length, and the story of the search. Raise UserError if
         nothing in the space runs."""
-        q = self._q
+        q, entrants = self._q, self._entrants()
         screening = coarse = self.race(q.scout, q.aim)
-        entrants, kept, heads = self._screened(screening)
+        kept, heads = self._screened(screening, entrants)
         aim = q.aim
         if isinstance(aim, PriceForRate):
             heads, aim = self._with_replicas(heads, screening), Headroom()
@@ -70,18 +70,20 @@ class Search:
             best, Story(q.space, q.aim, q.goals, screening, coarse, fine, entrants, kept, {}, self._refused)
         )
 
-    def _screened(self, race: Race) -> tuple[list[Entrant], list[Entrant], list[Entrant]]:
-        """Return the structures that run, those near the best, and those to improve. Raise UserError if nothing in the
-        space runs."""
-        q = self._q
-        entrants = [e for point in q.space.structures() if (e := self._checked(point)) is not None]
+    def _entrants(self) -> list[Entrant]:
+        """Return the structures that run. Raise UserError if there are none."""
+        space = self._q.space
+        entrants = [e for point in space.structures() if (e := self._checked(point)) is not None]
         if not entrants:
             why = next(iter(self._refused.values()), "no GPU is left")
-            raise UserError(f"recommend: no deployment of {q.space.base.get('model')} runs: {why}")
+            raise UserError(f"recommend: no deployment of {space.base.get('model')} runs: {why}")
+        return entrants
+
+    def _screened(self, race: Race, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Entrant]]:
+        """Return the structures near the best, and those to improve."""
         kept = screen(race, entrants, BATCH)
         heads = kept[:HEADS]
-        heads += [] if any(map(self._published, heads)) else self._best_published(race, entrants)
-        return entrants, kept, heads
+        return kept, heads + ([] if any(map(self._published, heads)) else self._best_published(race, entrants))
 
     def _told(self, best: Sequence[Entrant], story: Story) -> tuple[list[Variant], Story]:
         """Return the deployments to compare at full length, of the best ones, and the story with them."""

@@ -9,6 +9,8 @@ from typing import Any
 from servesim.reports.capacity_page import page
 from tests.unit.reports.test_capacity_page import document, row
 
+POINT = {"gpu": "h100", "gpus": 1, "replicas": 1, "rate": 4.0, "usd_per_hour": 3.0, "usd_per_million_tokens": 0.1,
+         "ms": 170.0, "headroom": 0.0}  # fmt: skip
 FOUND: dict[str, Any] = {
     "aim": "price per request",
     "first": "cheap",
@@ -43,6 +45,14 @@ FOUND: dict[str, Any] = {
         "lost": {"replicas": 2, "router": "llm-d"},
         "forms": ["command", "compose"],
         "files": {"run.sh": "#!/bin/sh\nvllm serve m --max-num-seqs 256", "compose.yaml": "services: {}"},
+    },
+    "front": {
+        "latency": "ttft_p99",
+        "points": [
+            {**POINT, "label": "cheap", "on": True},
+            {**POINT, "label": "cheap", "on": True, "usd_per_hour": 6.0, "ms": 90.0, "headroom": 1.0},
+            {**POINT, "label": "behind", "on": False, "usd_per_hour": 6.0, "ms": 95.0},
+        ],
     },
     "search": {"structures": 4, "refused": 1, "screened": 3, "improved": 7, "runs": 20},
 }
@@ -87,6 +97,16 @@ def test_a_deployment_that_no_command_starts_has_files_instead(tmp_path: Path) -
     shown = html(tmp_path, FOUND | {"run": run})
     assert "No single command starts this deployment" in shown
     assert "services: {}" in shown
+
+
+def test_the_front_has_a_row_for_each_point_on_it(tmp_path: Path) -> None:
+    shown = html(tmp_path, FOUND)
+    assert "Pareto front of price, TTFT p99 and headroom: 2 of 3 measured" in shown
+    assert "170 ms" in shown
+    assert "100 %" in shown
+    assert "behind" not in shown
+    older = {key: value for key, value in FOUND.items() if key != "front"}
+    assert "Pareto front of price, TTFT p99 and headroom" not in html(tmp_path, older)
 
 
 def test_nothing_that_carries_has_no_such_section(tmp_path: Path) -> None:
