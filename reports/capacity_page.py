@@ -46,6 +46,7 @@ def page(folder: Path) -> Page:
     sure = [*filter(None, [bracket_words(document)]), *error_sentences(document)]
     sure += [one["says_worth"] for one in document.get("worth", ())]
     found = document.get("recommendation")
+    sure += (found or {}).get("sure", [])
     sections = [
         *(recommended(found) if found is not None else []),
         Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document)), *never]),

@@ -214,6 +214,7 @@ def _recommend() -> Schema:
         miss=against,
         knobs=a_list(knob),
         needs=a_list(TEXT),
+        sure=a_list(TEXT),
         changes=a_list(TEXT),
         measure=a_list(TEXT),
         not_searched=a_list(an_object(says=TEXT)),

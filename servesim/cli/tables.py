@@ -206,6 +206,7 @@ def print_recommend(document: Mapping[str, Any], out: Path | None, verbose: bool
     for head, lines in (
         ("Why", against),
         ("What mattered", [knob_words(one) for one in found["knobs"]]),
+        ("How sure", found["sure"]),
         ("Check", found["needs"]),
         ("What would change the answer", found["changes"]),
         ("To be surer", found["measure"]),

@@ -105,7 +105,8 @@ class CapacityError:
         self._fitted: Fitted = shipped()
         self._variants = {v.label: v for v in study.variants}
         self._rows = sorted((row for row in rows if row["verdict"] == "carries"), key=rank)
-        self._sides: dict[str, Case | str] = {}
+        self.sides: dict[str, Case | str] = {}
+        """Cases of deployments whose stretches were determined, by label, or the reason that one has none."""
         self.runs = 0
         """Number of requested runs, including those that already existed."""
 
@@ -113,7 +114,7 @@ class CapacityError:
         """Set `model_error` in each row. Return the part of the document on whether decisions hold."""
         ends: dict[str, list[End]] = {}
         for i, row in enumerate(self._rows):
-            both = self._stretches(row) if i < SOUGHT else f"not computed: {SOUGHT} deployments are cheaper"
+            both = self.stretches_of(row) if i < SOUGHT else f"not computed: {SOUGHT} deployments are cheaper"
             row["model_error"] = {"low": None, "high": None, "says": SAYS}
             if isinstance(both, str):
                 row["model_error"]["says"] = both
@@ -127,14 +128,14 @@ class CapacityError:
         decisions = [self._decision(row, *pair) for row, pair in zip(self._rows[1:SOUGHT], slower, strict=True)]
         return {"level": LEVEL, "says": SAYS, "runs": self.runs, "decisions": decisions}
 
-    def _stretches(self, row: Row) -> tuple[Stretch, Stretch] | str:
+    def stretches_of(self, row: Row) -> tuple[Stretch, Stretch] | str:
         """Return the stretches at the ends of a row's interval, or the reason there are none. Store the row's case."""
         variant = self._variants[row["label"]]
         key = "replicas" if self._by_price else "rate"
         settings = at_load(variant.settings, key, row[key])
         runs = self._study.further([(variant, settings, "as it is")])[0]
         assert runs is not None  # it was carried
-        side = self._sides[row["label"]] = side_of(runs[0].summary)
+        side = self.sides[row["label"]] = side_of(runs[0].summary)
         waits = self._study.trace(variant).after is not None
         found = stretches(self._fitted, side, Scenario.of(variant.settings), waits)
         return f"none: {found}" if isinstance(found, str) else found
@@ -196,7 +197,7 @@ class CapacityError:
 
     def _spread(self, one: Row, other: Row) -> Spread | str:
         """Return the spread of the ratio of two rows' mean E2E, or the reason it is not known."""
-        return ratio_spread(self._fitted, self._sides[one["label"]], self._sides[other["label"]], "e2e")
+        return ratio_spread(self._fitted, self.sides[one["label"]], self.sides[other["label"]], "e2e")
 
     def _slower(self, row: Row) -> tuple[Spread | str, End | None]:
         """Return the spread of the pair of the cheapest row and another one, or the reason it is not known. Also return
@@ -235,7 +236,7 @@ class CapacityError:
         known or not found). `says` gives the basis."""
         asked: list[tuple[Spread | str, list[End]]] = []
         for one, other in pairs:
-            new = [self._stretches(row) for row in (one, other) if row["label"] not in self._sides]
+            new = [self.stretches_of(row) for row in (one, other) if row["label"] not in self.sides]
             why = next((found for found in new if isinstance(found, str)), "")
             what = why or self._spread(one, other)
             factors = () if isinstance(what, str) else ((1 / what.factor, True), (what.factor, False))

@@ -4,19 +4,20 @@
     aim         what is minimized or maximized, in words (aims.py)
     first       label of the recommended deployment
     settings    its settings, as a scenario
-    latency     {metric, ms, low, high: its interval over seeds, or null for a log}, only if the least latency is
-                searched; each row has one as well
+    latency     {metric, ms, low, high: its interval over seeds, or null for a log, model_error: {low, high, level,
+                says}, unless it is left out}, only if the least latency is searched; each row has one as well
     front       {latency: metric, points: [{label, gpu, gpus, replicas, rate, usd_per_hour, usd_per_million_tokens, ms,
                 headroom: share by which the load may grow at least (null with an autoscaler), on: whether it is on the
                 front}]}, the cheapest first (front.py)
     runner_up   null or {label, price_ratio: of prices per request, of rates if the highest is searched, or of latencies
                 if the least is; low, high: interval of a ratio of latencies, by seed; says}: the next deployment, and
                 why it lost
-                the one that comes closest to the SLO
+    miss        null or {label, price_ratio, share, goal, says}: the better deployment that comes closest to the SLO
     published   null or {label, price_ratio, says}: the best deployment with the formats of the published model
     knobs       [{key, value, price_ratio: of the price without it to the price with it, at_least: whether that is only
                 a lower bound, share: of the gain (in logarithms), without: the loss in words}], the largest first
     needs       [sentences] on quality to check and parts to obtain
+    sure        [sentences] on the model's error of latencies
     changes     [sentences] on what would change the answer
     measure     [sentences] on what to measure to be surer
     not_searched  [{keys, says}]
@@ -39,8 +40,9 @@ from servesim.experiments.capacity_answer import ordered
 from servesim.experiments.goals import Goal
 from servesim.experiments.outcome import Judged
 from servesim.experiments.recommend.aims import LeastLatency, PriceForRate, PricePerRequest
-from servesim.experiments.recommend.budget import latency, ratio_interval, widened
+from servesim.experiments.recommend.budget import ratio_interval, timed
 from servesim.experiments.recommend.front import front
+from servesim.experiments.recommend.latency_error import LatencyError, sure_words
 from servesim.experiments.recommend.race import NEAR, Entrant, Race
 from servesim.experiments.recommend.space import Space, grid
 from servesim.experiments.recommend.words import (
@@ -84,6 +86,8 @@ class Story:
     refused: Mapping[str, str]
     without: dict[str, float] = field(default_factory=dict)
     """Price of the first deployment without one of its flags, by flag, as a multiple of the price with it."""
+    error: bool = False
+    """Whether to compute the model's error of latencies."""
     forms: Sequence[str] = ("command",)
     """Forms of files to write."""
 
@@ -122,14 +126,11 @@ def finished(found: Found, story: Story, requests: int | None = None) -> None:
     document = found.document
     if isinstance(story.aim, LeastLatency):
         sizes = {label: int(e.point.get("replicas") or 1) for label, e in story.finalists.items()}
-        widened(found, story.goals, story.aim.rate, sizes)
-        for row in found.rows:
-            carries = row["verdict"] == "carries"
-            row["latency"] = latency(found.study, row, story.aim.metric) if carries else None
-            if carries:
-                document["answer"] = f"No deployment sustains {story.aim.rate:.4g} requests/s within {story.aim}"
+        timed(found, story.goals, story.aim, sizes)
     rows = _ranked([row for row in ordered(found.rows) if row["verdict"] == "carries"], story)
     if rows:
+        if story.error:
+            document["model_error"] = LatencyError(found.study, rows, story.aim.metric).add()
         for row in found.rows:
             row["cheapest"] = row is rows[0]
         document["answer"] = first_words(story.aim, rows[0], rows[1:])
@@ -171,6 +172,7 @@ def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str
         "published": _in_published(story, first, rows, entrants),
         "knobs": _knobs(story, best),
         "needs": [*needs(Scenario.of(settings), plain)],
+        "sure": sure_words(rows) if story.aim.metric else [],
         "changes": changes(story.aim, found.document, first, others),
         "measure": measure_words(found.document, settings, first),
         "not_searched": [one for one in NOT_SEARCHED if not set(one["keys"]) <= {*story.space.own}],
@@ -182,9 +184,7 @@ def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str
 def _scenario(v: Variant, row: Row) -> dict[str, Any]:
     """Return the settings of a recommended deployment, at the load that it carries."""
     given = {key: value for key, value in v.settings.items() if key != "requests"}
-    if row["by"] == "replicas":
-        return {**given, "replicas": row["replicas"]}
-    return given
+    return {**given, "replicas": row["replicas"]} if row["by"] == "replicas" else given
 
 
 def _published(space: Space) -> dict[str, Any]:

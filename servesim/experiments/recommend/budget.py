@@ -12,6 +12,7 @@ from servesim.experiments.capacity import Found
 from servesim.experiments.capacity_answer import Answer
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.goals import Goal
+from servesim.experiments.recommend.aims import LeastLatency
 from servesim.experiments.statistics import interval
 
 Row = Mapping[str, Any]
@@ -33,6 +34,15 @@ def widened(found: Found, goals: Sequence[Goal], rate: float, most: Mapping[str,
     for i, (row, new) in enumerate(zip(found.rows, rows, strict=True)):
         if new["replicas"] is not None and new["verdict"] == "carries":
             found.rows[i] = new | {"binds": row["binds"]}
+
+
+def timed(found: Found, goals: Sequence[Goal], aim: LeastLatency, most: Mapping[str, int]) -> None:
+    """Widen the rows that carry the rate (`widened`) and add the latency of each."""
+    widened(found, goals, aim.rate, most)
+    for row in found.rows:
+        row["latency"] = latency(found.study, row, aim.metric) if row["verdict"] == "carries" else None
+        if row["latency"]:
+            found.document["answer"] = f"No deployment sustains {aim.rate:.4g} requests/s within {aim}"
 
 
 def latency(study: Study, row: Row, metric: str) -> dict[str, Any]:

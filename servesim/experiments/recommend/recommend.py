@@ -62,7 +62,8 @@ def recommend(
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
     question = Question.of(settings, lists, terms, objects, gpus, budget, tune, latency)
-    if question.aim.metric:  # the model's error is computed for rates and numbers of replicas, not for latencies
+    error = bool(question.aim.metric) and terms.intervals
+    if error:  # of latencies (latency_error.py), not of rates and numbers of replicas
         terms = terms._replace(intervals=False)
     wanted = ["command", *(listed("form", forms) if isinstance(forms, str) else forms or ())]
     launch.check_forms(wanted)
@@ -70,7 +71,7 @@ def recommend(
         kind = LatencySearch if question.aim.metric else Search
         search = kind(question, runner, random.Random(search_seed))
         finalists, story = search.run()
-        story.forms = wanted
+        story.forms, story.error = wanted, error
 
         def finish(found: Found) -> None:
             finished(found, story, question.requests)

@@ -10,11 +10,16 @@ import pytest
 
 import servesim
 from servesim.experiments.axes import Variant
+from servesim.experiments.capacity_error import CapacityError
+from servesim.experiments.recommend import latency_error
 from servesim.experiments.recommend.aims import LeastLatency, MostForBudget, MostTraffic
 from servesim.experiments.recommend.budget import latency, ratio_interval
 from servesim.experiments.recommend.latency import LatencyRace
 from servesim.experiments.recommend.race import Entrant, Race
 from servesim.experiments.recommend.words import ratio_words, sure_price
+from servesim.intervals.fitted import Factors
+from servesim.intervals.pairs import Spread
+from servesim.run.stretched import PAIRED, Stretch
 from tests.unit.experiments.recommend.test_recommend import QUESTION
 
 ONE = {"trace": "synth:rate=1", "model": "llama-3.2-1b", "gpu": "h100", "usd_per_gpu_hour": 3.0}
@@ -116,9 +121,79 @@ def test_the_least_latency_within_a_budget_is_that_of_simulations_of_all() -> No
 
 
 def test_gpus_and_a_rate_ask_for_the_least_latency_of_so_many_gpus() -> None:
-    found = ask(gpus=3, gpu="h100", intervals=True)
+    found = ask(gpus=3, gpu="h100")
     assert found["recommendation"]["settings"]["replicas"] == 3
-    assert found["model_error"] is None  # it is known for rates and replicas, not for latencies
+    assert found["model_error"] is None
+    assert found["recommendation"]["sure"] == [
+        "The model's error is left out (--no-intervals): intervals of latencies are over seeds alone."
+    ]
+
+
+def test_a_model_without_error_has_the_simulated_latency_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Factors, "at", lambda self, share: 1.0)
+    found = ask(gpus=1, gpu="h100", intervals=True)
+    latency = found["recommendation"]["latency"]
+    assert latency["model_error"]["low"] == latency["model_error"]["high"] == latency["ms"]
+    assert found["model_error"]["runs"] == 2 * len(found["rows"]) * 2  # two ends, two seeds
+    assert [row["model_error"] for row in found["rows"]] == [None] * len(found["rows"])  # that is of GPUs or rates
+    assert "none of a p99" in found["recommendation"]["sure"][-1]
+
+
+class Loaded:
+    """Study whose p99 is 10 ms per request/s, and whose queue grows above 30 requests/s."""
+
+    variants = (Variant("a", {}, ONE), Variant("b", {}, ONE))
+
+    def __init__(self) -> None:
+        self.measuring = SimpleNamespace(outcome=self.outcome)
+
+    def further(self, asked: list[Any]) -> list[list[float]]:
+        return [[settings["rate"]] for _, settings, _ in asked]
+
+    def outcome(self, rate: float) -> Any:
+        return SimpleNamespace(values={"ttft_p99": 10 * rate}, unstable=rate > 30)
+
+
+@pytest.mark.parametrize(
+    ("factor", "holds", "said"),
+    [
+        (1.5, True, "a stays faster than b even if its TTFT is 50 % longer"),
+        (2.0, False, "TTFT p99 is 160.0 ms then, not 100"),
+        (10.0, False, "its queue grows without bound"),
+        (None, None, "a against b: the model's error is not known: too few pairs"),
+    ],
+)
+def test_a_server_slower_by_f_has_f_times_the_latency_at_f_times_the_rate(
+    factor: float | None, holds: bool | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """a has 40 ms at 4 requests/s. Half as slow: 20 ms at 2, so 10 ms; twice: 80 ms at 8, so 160 ms; 1.5 times: 90 ms,
+    which is less than the 100 ms of b."""
+    ends = (Stretch.even(0.5), Stretch.even(2.0))
+    monkeypatch.setattr(
+        CapacityError, "stretches_of", lambda self, row: self.sides.setdefault(row["label"], "") or ends
+    )
+    spread = "too few pairs" if factor is None else dict.fromkeys(PAIRED, Spread("size", factor, "", ()))
+    monkeypatch.setattr(latency_error, "spreads_of", lambda one, other: spread)
+    rows: list[dict[str, Any]] = [
+        {"label": label, "replicas": 1, "rate": 4.0, "latency": {"metric": "ttft_p99", "ms": ms}}
+        for label, ms in (("a", 40.0), ("b", 100.0))
+    ]
+    study: Any = Loaded()
+    error = latency_error.LatencyError(study, rows, "ttft_p99").add()
+    assert (rows[0]["latency"]["model_error"]["low"], rows[0]["latency"]["model_error"]["high"]) == (10.0, 160.0)
+    (decision,) = error["decisions"]
+    assert decision["holds"] is holds
+    assert said in decision["says"]
+    assert error["runs"] == (4 if factor is None else 5)
+    name = "a: TTFT p99 is 10.00 ms to 160.0 ms (80 % interval from the model's error, propagated, not validated)"
+    assert latency_error.sure_words(rows)[0] == name
+
+
+def test_a_latency_whose_error_is_not_known_says_why() -> None:
+    bars = {"low": None, "high": None, "level": 0.8, "says": "none: no measured server uses it"}
+    row = {"label": "a", "latency": {"metric": "ttft_p99", "model_error": bars}}
+    said = latency_error.sure_words([row])[0]
+    assert said == "a: TTFT p99: the model's error is not known: no measured server uses it"
 
 
 def test_the_latency_asked_for_is_minimized() -> None:
