@@ -8,7 +8,7 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price, RunSources
+from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price, RunSources, Times
 from servesim.cost.context_pricing import OverContexts
 from servesim.cost.curve import Curve, rounded, whole
 from servesim.cost.data_parallel import Mixture
