@@ -28,7 +28,7 @@ from servesim.engine.cluster import Cluster
 from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.features.offload.connector import Offload
-from servesim.features.offload.memory import Lru
+from servesim.features.offload.lru import Lru
 from servesim.features.offload.tiers import Direction
 from servesim.policies.kv.prefix_hash import PrefixHash
 from servesim.policies.routing.round_robin import RoundRobin

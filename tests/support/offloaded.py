@@ -9,9 +9,9 @@ from servesim.contracts.place import Place
 from servesim.engine.cluster import Cluster
 from servesim.engine.several import Several
 from servesim.features.offload.connector import Offload
+from servesim.features.offload.connectors.vllm import POLICIES
 from servesim.features.offload.hicache import HiCache
 from servesim.features.offload.lmcache import LMCache
-from servesim.features.offload.memory import POLICIES
 from servesim.features.offload.setup import PCIE_SHARE, OffloadSetup
 from servesim.features.offload.tiers import Direction, Tier
 from tests.support.worlds import World

@@ -23,8 +23,8 @@ from servesim.contracts.place import Counts
 from servesim.contracts.request import Request
 from servesim.engine import remote_kv
 from servesim.engine.clock import LOADED
-from servesim.engine.content_keys import ContentKeys
-from servesim.features.offload.following import Following
+from servesim.engine.content_keys import ContentKeys, meet
+from servesim.features.offload.following import Due, Following
 from servesim.features.offload.memory import HostMemory
 from servesim.features.offload.tiers import Direction, Tier
 
@@ -59,8 +59,7 @@ class Offload(Connector):
         self.keys = ContentKeys(block_tokens)
         self._next: dict[Request, int] = {}  # first block not stored yet
         self._copied_ns: dict[Request, int] = {}  # end of its last copy
-        self._on_way: dict[Hashable, int] = {}  # end of the load of each block
-        self._loads: deque[tuple[int, list[Hashable]]] = deque()
+        self._loads: deque[tuple[int, Sequence[Hashable]]] = deque()  # ends, in order, and blocks
         self._touched: tuple[Request | None, int] = (None, 0)  # the last request looked up, and its blocks
         self._together: Together | None = None  # requests of which `ran` is not told
         self._following: Following  # set with them
@@ -82,9 +81,11 @@ class Offload(Connector):
         if not found or tokens < size:
             return 0
         self._arrived(now)
-        if self._on_way and not self._on_way.keys().isdisjoint(keys[first : first + found]):
-            self.counts.deferred += 1
-            return DEFER
+        if self._loads:
+            wanted = keys[first : first + found]
+            if any(meet(wanted, keys) for _, keys in self._loads):
+                self.counts.deferred += 1
+                return DEFER
         return tokens
 
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
@@ -93,7 +94,6 @@ class Offload(Connector):
         keys = self._blocks_of(request, last)[first:last]
         end_ns = self.loading.copy((stop - start) // self._gpu_tokens * self._gpu_bytes, now)
         self.memory.read(keys, end_ns)
-        self._on_way.update(dict.fromkeys(keys, end_ns))
         self._loads.append((end_ns, keys))
         self._next[request] = last
         self.counts.load_ns.append(end_ns - now)
@@ -103,10 +103,7 @@ class Offload(Connector):
     def _arrived(self, now: int) -> None:
         """Forget loads that are done."""
         while self._loads and self._loads[0][0] <= now:
-            end_ns, keys = self._loads.popleft()
-            for key in keys:
-                if self._on_way.get(key) == end_ns:
-                    del self._on_way[key]
+            self._loads.popleft()
 
     def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:
         now, stored = self._now(), self._next
@@ -133,7 +130,13 @@ class Offload(Connector):
             return False
         self._together = together
         self._following = Following(
-            together, self.block_tokens, self.memory.num_blocks, self._next, self.counts, self._store
+            together,
+            self.block_tokens,
+            self.memory.num_blocks,
+            self._next,
+            self.counts,
+            self._store,
+            self._store_all,
         )
         return True
 
@@ -156,10 +159,10 @@ class Offload(Connector):
             counts.refused += 1
             return
         self._next[request] = known
-        if not room.keys:
+        if not room.added:
             return
         self._touched = (None, 0)
-        tokens = len(room.keys) * self.block_tokens
+        tokens = room.added * self.block_tokens
         done_ns = self.storing.copy(tokens // self._gpu_tokens * self._gpu_bytes, end_ns)
         self._tier.enter(room, done_ns, now)
         if self._told_at_end:
@@ -170,10 +173,36 @@ class Offload(Connector):
             reports.coming(request, keys, room, done_ns)
         counts.stored_tokens += tokens
         counts.dropped_blocks += room.dropped
+        self._being_copied(request, done_ns, self._now())
+
+    def _being_copied(self, request: Request, done_ns: int, now: int) -> None:
         self._copied_ns[request] = done_ns
-        if done_ns >= self._now():  # else a turn of a run that is over
+        if done_ns >= now:  # else a turn of a run that is over
             request.being_read += 1
             self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
+
+    def _store_all(self, stores: list[Due], first: int, ends: Sequence[int], depth: int) -> bool:
+        """Copy blocks of turns that are over; see Following."""
+        memory, counts = self.memory, self.counts
+        if self._tier.shared or self.tiers[0].reports is not None or type(self)._store is not Offload._store:
+            return False
+        of, now, planned = self.keys.of, self._now(), ends[stores[0][0] - first]
+        added = memory.store_each([(of(request, number + 1), number) for _, _, request, number in stores], planned)
+        if added is None:
+            return False
+        blocks, dropped = added
+        num_bytes = self.block_tokens // self._gpu_tokens * self._gpu_bytes
+        for (turn, _, request, number), block in zip(stores, blocks, strict=True):
+            block.ready_ns = done_ns = self.storing.copy(num_bytes, ends[turn - first + depth])
+            if self._told_at_end:
+                block.writer, block.writer_preemptions = request, request.num_preemptions
+            self._next[request] = number + 1
+            self._being_copied(request, done_ns, now)
+        self._touched = (None, 0)
+        self._tier.most = max(self._tier.most, len(memory))
+        counts.stored_tokens += len(stores) * self.block_tokens
+        counts.dropped_blocks += dropped
+        return True
 
     def _copied(self, request: Request, event: object) -> None:
         if self._replica.core is self._core:  # else its process has crashed since
@@ -185,7 +214,7 @@ class Offload(Connector):
     def crashed(self) -> None:
         self._tier.crashed(self._now())
 
-    def _blocks_of(self, request: Request, count: int) -> list[Hashable]:
+    def _blocks_of(self, request: Request, count: int) -> Sequence[Hashable]:
         """Return the identities of at least the first `count` blocks of a request."""
         for gone in self.keys.gone():
             self.forget(gone)

@@ -13,6 +13,8 @@ from servesim.contracts.request import Request
 NEVER: Final = 1 << 62
 Entry = tuple[int, Request]
 """(order of joining, member)."""
+Due = tuple[int, int, Request, int]
+"""(turn, order of joining, member, number of the block that it then knows)."""
 
 
 class Following:
@@ -21,7 +23,9 @@ class Following:
 
     `size`: tokens of a block. `most`: blocks of the memory. `stored`: first block not stored yet, by request. `store`
     is called with a member, the number of blocks that it knows, and the times at which the turn is planned and ends; if
-    this leaves `stored` as it is, the attempt was refused, counted, and is repeated in every turn.
+    this leaves `stored` as it is, the attempt was refused, counted, and is repeated in every turn. `store_all` is
+    called with the blocks of several turns, in order, the number of the first of these, the times at which turns are
+    planned and end, and how many ends follow a plan; it stores all, or returns False and stores none.
     """
 
     def __init__(
@@ -32,9 +36,10 @@ class Following:
         stored: Mapping[Request, int],
         counts: Counts,
         store: Callable[[Request, int, int, int], None],
+        store_all: Callable[[list[Due], int, Sequence[int], int], bool],
     ) -> None:
         self._together, self._size, self._most = together, size, most
-        self._stored, self._counts, self._store = stored, counts, store
+        self._stored, self._counts, self._store, self._store_all = stored, counts, store, store_all
         self._due: list[tuple[int, int, Request]] = []  # a heap, by turn
         self._refused: list[Entry] = []
         self._hopeless: list[Entry] = []  # with more blocks to store than the memory has: always refused
@@ -56,11 +61,45 @@ class Following:
         `ends[i + depth]`."""
         self._meet()
         turn, stop = first, first + count
+        if not self._refused:
+            self._run_whole(first, stop, ends, depth)
         while (due := self._next(turn)) < stop:
             self._counts.refused += len(self._hopeless) * (due - turn)
             self._turn(due, ends[due - first], ends[due - first + depth], NEVER)
             turn = due + 1
         self._counts.refused += len(self._hopeless) * (stop - turn)
+
+    def _run_whole(self, first: int, stop: int, ends: Sequence[int], depth: int) -> None:
+        """Store the blocks of all turns at once, if that is possible."""
+        due, members, size, stored = self._due, self._together.members, self._size, self._stored
+        taken: list[tuple[int, int, Request]] = []
+        then: list[tuple[int, int, Request]] = []
+        stores: list[Due] = []
+        regular = True
+        while due and due[0][0] < stop:
+            entry = heappop(due)
+            turn, order, request = entry
+            member = members.get(request)
+            if member is None or request._order != order:
+                continue  # it has left
+            taken.append(entry)
+            offset, _, begun = member
+            turn, number = max(turn, first), stored.get(request, 0)
+            blocks = (max(turn, begun) + offset + 1) // size - number
+            if blocks not in (0, 1):
+                regular = False
+                break
+            if not blocks:  # what it knew on joining was stored before
+                turn = (number + 1) * size - offset - 1
+            while turn < stop:
+                stores.append((turn, order, request, number))
+                number += 1
+                turn = (number + 1) * size - offset - 1
+            then.append((turn, order, request))
+        stores.sort()
+        done = regular and (not stores or self._store_all(stores, first, ends, depth))
+        for entry in then if done else taken:
+            heappush(due, entry)
 
     def turn(self, now: int, end_ns: int) -> None:
         """Handle the turn that has just been planned, which ends at `end_ns`."""

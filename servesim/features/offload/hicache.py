@@ -15,7 +15,7 @@ requested blocks are dropped, the end of a prompt before its start, whether they
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from servesim.contracts.connector import Together
@@ -47,7 +47,7 @@ class HiCache(Offload):
         self._layers, self._hits = layers, hits
         self._seen: Counter[Hashable] = Counter()
         self._counted: dict[Request, int] = {}  # its blocks counted so far
-        self._due: list[tuple[int, list[Hashable]]] = []  # bytes and blocks that the planned step loads
+        self._due: list[tuple[int, Sequence[Hashable]]] = []  # bytes and blocks that the planned step loads
 
     def available(self, request: Request, num_tokens: int) -> int:
         size, now = self.block_tokens, self._now()
@@ -110,4 +110,4 @@ class HiCache(Offload):
         keys = self._blocks_of(request, known)
         self._seen.update(keys[self._counted.get(request, 0) : known])
         self._counted[request] = known
-        return next((i for i in range(known) if self._seen[keys[i]] < self._hits), known)
+        return next((i for i, key in enumerate(keys[:known]) if self._seen[key] < self._hits), known)

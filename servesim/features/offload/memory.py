@@ -10,17 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import filterfalse
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from servesim.contracts.request import Request, State
 
 NEVER_READY: Final = 1 << 62
 """Placeholder for the end of a copy that is not known yet."""
-
-MOST_LOOKUPS = 256
-"""Number of prompts whose lookups are noted before blocks are put in order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +48,11 @@ class Block:
 class Room(NamedTuple):
     """Blocks that were added to host memory and are yet to be written."""
 
-    keys: list[Hashable]
+    keys: Sequence[Hashable]
     blocks: list[Block]
+    """A block for each key, or one for all."""
+    added: int
+    """Number of keys."""
     dropped: int
     """Number of blocks that were dropped to make room."""
 
@@ -86,7 +85,7 @@ class HostMemory(ABC):
         """Remove a block that is there and was never complete."""
 
     @abstractmethod
-    def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
+    def evict(self, count: int, keep: Collection[Hashable], now: int) -> Sequence[Hashable] | None:
         """Drop `count` idle blocks, none of them in `keep`; return their keys. Return None and drop nothing if there
         are too few."""
 
@@ -114,7 +113,7 @@ class HostMemory(ABC):
         blocks = [Block(NEVER_READY) for _ in missing]
         for key, block in zip(missing, blocks, strict=True):
             self.insert(key, block)
-        return Room(missing, blocks, dropped)
+        return Room(missing, blocks, len(missing), dropped)
 
     def _make_room(self, count: int, keys: Sequence[Hashable], now: int) -> int | None:
         """Drop as many blocks as must go for `count` new ones, none of them in `keys`; return how many, or None if
@@ -131,11 +130,17 @@ class HostMemory(ABC):
 
     def store(self, keys: Sequence[Hashable], first: int, stop: int, now: int) -> Room | None:
         """Do as `prepare` does for keys `first` to `stop` of a prompt, and record a lookup of all before `stop` if any
-        is added. Blocks added together may be one object; `keys` may only ever grow at its end."""
+        is added. `keys` may only ever grow at its end."""
         room = self.prepare(keys[first:stop], now)
-        if room is not None and room.keys:
+        if room is not None and room.added:
             self.touch(keys, now, stop)
         return room
+
+    def store_each(self, blocks: list[tuple[Sequence[Hashable], int]], now: int) -> tuple[list[Block], int] | None:
+        """Do as `store` does for blocks one by one, told by their prompts and numbers, at `now` or at any times from
+        then on: return what was added, and how many were dropped. Return None and change nothing if that might depend
+        on the times. Default: always."""
+        return None
 
     def read(self, keys: Sequence[Hashable], until: int) -> None:
         """Record that the blocks with these keys are read until a given time."""
@@ -148,105 +153,6 @@ class HostMemory(ABC):
 def idle(entries: Mapping[Hashable, Block], keep: Collection[Hashable], now: int) -> Iterator[Hashable]:
     """Yield the keys of blocks that may be evicted, in order."""
     return (key for key, block in entries.items() if block.idle(now) and key not in keep)
-
-
-class Lru(HostMemory):
-    """Eviction of the least recently requested blocks first. Lookups are noted by prompt, and blocks are put in order
-    only when one that was looked up might be evicted."""
-
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
-        self._lookups: dict[int, tuple[Sequence[Hashable], int]] = {}  # keys and how many, by the list's id, in order
-        self._looked_up: set[Hashable] = set()  # all those keys
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def get(self, key: Hashable) -> Block | None:
-        return self._blocks.get(key)
-
-    def find(self, keys: Sequence[Hashable], now: int) -> int:
-        get, last = self._blocks.get, None
-        for i, key in enumerate(keys):
-            block = get(key)
-            if block is last is not None:
-                continue  # written together
-            if block is None or not block.ready(now):
-                return i
-            last = block
-        return len(keys)
-
-    def touch(self, keys: Sequence[Hashable], now: int, count: int | None = None) -> None:
-        stop, known = len(keys) if count is None else count, self._lookups.pop(id(keys), None)
-        begun = known[1] if known is not None else 0
-        if begun > stop and not self._blocks.keys().isdisjoint(keys[stop:begun]):  # these keep their earlier place
-            self._lookups[id(keys)] = keys, begun
-            self._sort()
-            begun = 0
-        self._lookups[id(keys)] = keys, stop
-        if begun < stop:
-            self._looked_up.update(keys[begun:stop])
-        if len(self._lookups) > MOST_LOOKUPS:
-            self._sort()
-
-    def _sort(self) -> None:
-        """Put the blocks in the order of the noted lookups."""
-        blocks, move = self._blocks, self._blocks.move_to_end
-        for keys, stop in self._lookups.values():
-            for key in reversed(keys[:stop]):
-                if key in blocks:
-                    move(key)
-        self._lookups.clear()
-        self._looked_up.clear()
-
-    def store(self, keys: Sequence[Hashable], first: int, stop: int, now: int) -> Room | None:
-        if stop - first > self.num_blocks:
-            return None
-        blocks, wanted = self._blocks, keys[first:stop]
-        missing = [*filterfalse(blocks.__contains__, wanted)]
-        if not missing:
-            return Room(missing, [], 0)
-        dropped = self._make_room(len(missing), wanted if len(missing) < len(wanted) else (), now)
-        if dropped is None:
-            return None
-        block = Block(NEVER_READY)
-        for key in missing:
-            blocks[key] = block
-        self.touch(keys, now, stop)  # which puts the new ones in their order
-        return Room(missing, [block] * len(missing), dropped)
-
-    def read(self, keys: Sequence[Hashable], until: int) -> None:
-        last, read = None, None
-        for key in keys:
-            block = self._blocks[key]
-            if block is not last or read is None:
-                last, read = block, replace(block, read_until=max(block.read_until, until))
-            self._blocks[key] = read  # those written with them and not read stay idle
-
-    def insert(self, key: Hashable, block: Block) -> None:
-        self._sort()
-        self._blocks[key] = block
-
-    def remove(self, key: Hashable) -> None:
-        del self._blocks[key]
-
-    def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
-        going: list[Hashable] = []
-        looked_up, last = self._looked_up, None
-        for key, block in self._blocks.items():
-            if key in looked_up:
-                self._sort()
-                return self.evict(count, keep, now)
-            if block is not last:
-                last, idle = block, block.idle(now)
-            if idle and key not in keep:
-                going.append(key)
-                if len(going) == count:
-                    for each in going:
-                        del self._blocks[each]
-                    return going
-        return None
 
 
 class Arc(HostMemory):
@@ -311,7 +217,3 @@ class Arc(HostMemory):
             while len(gone) > self.num_blocks:
                 gone.popitem(last=False)
         return [key for key, _ in going]
-
-
-POLICIES: Mapping[str, type[HostMemory]] = {"lru": Lru, "arc": Arc}
-"""Kinds of host memory, by vLLM's name for the eviction policy."""

@@ -16,7 +16,7 @@ from simpy.events import Event
 from servesim.contracts.kv_events import BlockRemoved, BlockStored, Medium, key_of
 from servesim.contracts.request import Request
 from servesim.engine.clock import LOADED
-from servesim.features.offload.memory import Block, Room
+from servesim.features.offload.memory import Room
 from servesim.features.offload.tiers import Tier
 
 MEDIA: dict[str, Medium] = {"cpu": "cpu", "disk": "storage"}
@@ -40,19 +40,20 @@ class Reports:
 
     def coming(self, request: Request, keys: Sequence[Hashable], room: Room, ready_ns: int) -> None:
         """Report blocks of a request that were added, once they are ready. `keys`: its blocks from the first on."""
-        if request.content is None or not room.keys:
+        if request.content is None or not room.added:
             return
         numbers = {key: number for number, key in enumerate(keys)}
-        blocks = [(numbers[key], key, block) for key, block in zip(room.keys, room.blocks, strict=True)]
+        blocks = [(numbers[key], key) for key in room.keys]
         self._clock.background += 1
         self._clock.at(ready_ns, LOADED, partial(self._ready, request, blocks))
 
-    def _ready(self, request: Request, blocks: Sequence[tuple[int, Hashable, Block]], event: Event) -> None:
+    def _ready(self, request: Request, blocks: Sequence[tuple[int, Hashable]], event: Event) -> None:
         self._clock.background -= 1
         if self._replica.core is not self._core:
             return  # its process has crashed since
-        for number, key, block in blocks:
-            if self._memory.get(key) is block:
+        for number, key in blocks:
+            block = self._memory.get(key)
+            if block is not None and block.ready_ns <= self._clock.ns:  # else it was dropped since
                 self._stored(request, number, key)
 
     def _stored(self, request: Request, number: int, key: Hashable) -> None:

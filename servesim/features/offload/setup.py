@@ -10,7 +10,8 @@ from servesim.contracts import KVAllocator, Scheduler, make
 from servesim.contracts.connector import Connector
 from servesim.contracts.place import Place
 from servesim.errors import UserError
-from servesim.features.offload.memory import HostMemory, Lru
+from servesim.features.offload.lru import Lru
+from servesim.features.offload.memory import HostMemory
 from servesim.features.offload.params import HostParams, bytes_of
 from servesim.features.offload.tiers import Channel, Direction, Tier
 

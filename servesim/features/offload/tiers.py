@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from servesim.features.offload.memory import Block, HostMemory, Room
@@ -109,11 +110,11 @@ class Tier:
 
     def enter(self, room: Room, ready_ns: int, now: int) -> None:
         """Take blocks that become ready at a given time."""
-        for block in {*room.blocks}:
+        for block in room.blocks:
             block.ready_ns = ready_ns
         if self.shared:
             self._coming = [each for each in self._coming if each[1].ready_ns > now]
-            self._coming += zip(room.keys, room.blocks, strict=True)
+            self._coming.extend(zip(room.keys, cycle(room.blocks)))
         self.most = max(self.most, len(self.memory))
 
     def crashed(self, now: int) -> None:

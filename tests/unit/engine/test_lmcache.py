@@ -9,7 +9,7 @@ import pytest
 from servesim.engine.cluster import Cluster
 from servesim.errors import PolicyError
 from servesim.features.offload.lmcache import LMCache
-from servesim.features.offload.memory import Lru
+from servesim.features.offload.lru import Lru
 from servesim.features.offload.tiers import Direction, Tier
 from tests.support.worlds import ToyCost, World, toy_trace
 from tests.unit.engine.test_remote_kv import rows
@@ -88,7 +88,11 @@ def test_a_chunk_that_is_missing_hides_those_behind_it() -> None:
         ends = ran(requests, begin_ns, end_ns)
         for request in requests:
             if request.row == 0 and not seen:
-                seen.append(cache.tiers[0].memory._blocks.pop(key.of(request, 1)[0]).ready_ns)  # type: ignore[attr-defined]
+                memory, first = cache.tiers[0].memory, key.of(request, 1)[0]
+                block = memory.get(first)
+                assert block is not None
+                seen.append(block.ready_ns)
+                memory.remove(first)
         return ends
 
     cache.ran = drop  # type: ignore[method-assign]

@@ -122,10 +122,8 @@ def test_a_request_asks_again_only_while_another_loads() -> None:
     offload = memories(cluster)[0]
     request = next(each for each in offload.keys.requests() if each.row == 2)
     offload._loads.append((1 << 60, offload.keys.of(request, 1)[:1]))
-    offload._on_way[offload.keys.of(request, 1)[0]] = 1 << 60
     assert offload.available(request, 0) == DEFER
     offload._loads.clear()
-    offload._on_way.clear()
     assert offload.available(request, 0) == 32
     assert offload.available(request, 16) == 16
     assert offload.available(request, 32) == 0

@@ -10,7 +10,8 @@ import pytest
 
 from servesim.engine.cluster import Cluster
 from servesim.features.failures.part import Crash, Failing, Failures
-from servesim.features.offload.memory import Block, Lru
+from servesim.features.offload.lru import Lru
+from servesim.features.offload.memory import Block
 from servesim.features.offload.params import LMCacheParams, StoreParams
 from servesim.features.offload.part import Offloading
 from servesim.features.offload.tiers import Channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from servesim.contracts.connector import connectors
 from servesim.contracts.place import Place
 from servesim.features.offload.hicache import HiCache
-from servesim.features.offload.memory import Lru
+from servesim.features.offload.lru import Lru
 from servesim.features.offload.params import HiCacheParams
 from servesim.features.offload.setup import blocks_in, host_link, host_note
 from servesim.features.offload.tiers import Direction

@@ -5,7 +5,8 @@ from __future__ import annotations
 from servesim.contracts.connector import connectors
 from servesim.contracts.place import Place
 from servesim.features.offload.lmcache import LMCache
-from servesim.features.offload.memory import HostMemory, Lru
+from servesim.features.offload.lru import Lru
+from servesim.features.offload.memory import HostMemory
 from servesim.features.offload.params import LMCacheParams
 from servesim.features.offload.setup import blocks_in, common, host_link, host_note, store_tier
 from servesim.features.offload.tiers import Channel, Direction, Tier

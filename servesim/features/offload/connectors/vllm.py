@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from servesim.contracts.connector import connectors
 from servesim.contracts.place import Place
 from servesim.features.offload.connector import Offload
-from servesim.features.offload.memory import POLICIES
+from servesim.features.offload.lru import Lru
+from servesim.features.offload.memory import Arc, HostMemory
 from servesim.features.offload.params import VllmOffloadParams
 from servesim.features.offload.setup import blocks_in, host_link, host_note
 from servesim.features.offload.tiers import Direction
+
+POLICIES: Mapping[str, type[HostMemory]] = {"lru": Lru, "arc": Arc}
+"""Kinds of host memory, by vLLM's name for the eviction policy."""
 
 
 @connectors.register("vllm")
