@@ -15,7 +15,9 @@ from servesim.checking.subject import Subject
 from servesim.contracts.cost import Batch, Price
 from servesim.contracts.feature import installed
 from servesim.engine.cluster import Cluster
-from servesim.features.data_parallel.part import DataParallel, Ranks
+from servesim.features.data_parallel.fast import FastGroup
+from servesim.features.data_parallel.group import DataParallel
+from servesim.features.data_parallel.part import Ranks
 from tests.property.test_fast_equals_reference import assert_fast_equals_plain, by_row
 from tests.property.test_feature_pairs import ROOMS, assert_all_have_left
 from tests.support.examples import examples
@@ -56,6 +58,19 @@ def ranks(draw: st.DrawFn) -> World:
 @given(ranks())
 def test_fast_mode_equals_reference_mode_with_data_parallel_ranks(world: World) -> None:
     assert_fast_equals_plain(world)
+
+
+@examples(30)
+@given(ranks())
+def test_runs_of_rounds_leave_the_records_of_single_rounds_in_their_order(world: World) -> None:
+    world = replace(world, replicas=world.data_parallel.ranks)  # rows of two groups come in the order of their runs
+    runs = world.run("fast")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FastGroup, "_prepare", lambda group, past: False)
+        singly = world.run("fast")
+    assert runs.recorder.steps.array().tolist() == singly.recorder.steps.array().tolist()
+    assert runs.recorder.requests.array().tolist() == singly.recorder.requests.array().tolist()
+    assert counts(runs) == counts(singly)
 
 
 @examples(20)

@@ -34,8 +34,8 @@ class LockstepLeap(Run):
     """Run that skips `skip` planning points, with the data needed to account for them afterwards."""
 
     __slots__ = (
-        "_copies", "_depth", "_extended", "_given", "_gpu", "_grown", "_host", "_last", "_ns", "_silent", "_sources",
-        "_usage", "batch", "most", "until_ns",
+        "_at", "_copies", "_depth", "_extended", "_given", "_gpu", "_grown", "_host", "_last", "_ns", "_silent",
+        "_sources", "_usage", "batch", "most", "until_ns",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +50,7 @@ class LockstepLeap(Run):
         longest = LONGEST // (used + internal + batch.sampled * MOST)
         self.until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
         """Time in ns within which steps are priced."""
+        self._at = past  # number of planning points whose commits are applied
         self._depth = depth  # number of steps planned before the run and not past
         self._usage = usage  # before the run
         self._copies = 1  # number of times that memory counts a token
@@ -221,9 +222,19 @@ class LockstepLeap(Run):
         self._grown = grown if not done else self._grown + [(done + j, tokens) for j, tokens in grown]
 
     def _commit(self, core: FastCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
-        """Deliver the tokens of the steps in flight, including those of requests not yet in lockstep, then one token to
-        each of n members in every further step, until E_stop."""
-        ends, at, lockstep = self._ends, self._past, core.lockstep
+        """Deliver the tokens of the steps in flight, then one token to each of n members in every further step, until
+        E_stop."""
+        lockstep = core.lockstep
+        assert lockstep is not None
+        self.deliver(core, recorder, replica, stop)
+        if self._at < stop:
+            recorder.gaps(self._ns[: stop - self._depth], n)
+        core.committed_ns = lockstep.committed_ns = lockstep.last_ns = self._ends[stop - 1]
+
+    def deliver(self, core: FastCore, recorder: Recorder, replica: int, stop: int) -> None:
+        """Deliver the tokens of the steps in flight that end until E_stop, including those of requests not yet in
+        lockstep."""
+        ends, at, lockstep = self._ends, self._at, core.lockstep
         assert lockstep is not None
         in_flight = lockstep.in_flight
         before = core.committed_ns
@@ -234,13 +245,11 @@ class LockstepLeap(Run):
             else:
                 if step.together:
                     recorder.gap(now - before, step.together)
-                lockstep.committed_ns = now
+                core.committed_ns = lockstep.committed_ns = now
             recorder.step(step, replica)
             before = now
             at += 1
-        if at < stop:
-            recorder.gaps(self._ns[: stop - self._depth], n)
-        core.note_commit(ends[stop - 1])
+        self._at = at
 
     def _plan_last(self, core: FastCore, lockstep: Lockstep) -> list[Request]:
         """Plan the step without the retiring requests, and return the retiring ones."""

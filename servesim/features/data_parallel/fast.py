@@ -120,13 +120,9 @@ class FastGroup(Group[FastRank]):
             return False
         if core.rests:
             return not (core.in_flight or core.num_unfinished)
-        n = len(lockstep.members)
-        if not n or len(core.in_flight) != len(self._rounds):
+        if not lockstep.members or len(core.in_flight) != len(self._rounds):
             return False
-        for step in lockstep.in_flight:  # of which each continues the row of the one before it
-            if step.sampled or step.batch.linear_tokens != n or step.batch.decode_count != n:
-                return False
-        return core.plans_known(past) > 0
+        return core.plans_known(past) > 0 and core.last_plan.layout == "mixed"
 
     def _price(self, leaps: list[LockstepLeap | None], going: list[LockstepLeap]) -> bool:
         """Price the rounds of a run, which `going` take part in. Return False if the first one takes no time."""
@@ -209,15 +205,22 @@ class FastGroup(Group[FastRank]):
         self._take_rounds()
 
     def _close(self) -> None:
-        """Count the rounds of a run that is over. The ranks that take part in it are yet to land."""
+        """Count the rounds of a run that is over, and deliver those that were in flight when it began, so that records
+        are in the order of time. The ranks that take part in it have yet to land."""
         assert self._leap is not None
         skip, self._leap = self._leap.skip, None
+        leaping, self._leaping = self._leaping, []
         self.steps += skip
         self._since_sync += skip
-        for rank, leap in self._leaping:
+        for rank, leap in leaping:
             if leap is None:
                 rank.fast.rest(skip)
                 self.dummies += skip
+        for stop in range(self._depth - len(self._rounds) + 1, min(skip, self._depth) + 1):
+            for rank, leap in leaping:
+                if leap is not None:
+                    leap.deliver(rank.fast, rank.recorder, rank.index, stop)
+        self._leaping = leaping
         while len(self._rounds) >= self._depth:
             self._rounds.popleft()
 

@@ -311,3 +311,55 @@ def test_ranks_wait_for_each_other_on_each_pipeline_stage(mode: str) -> None:
     assert [row["first_token_ns"] for row in rows(world, mode)] == [100 + 100 + 101, 200]
     alone = replace(world, data_parallel=None)
     assert [row["first_token_ns"] for row in rows(alone, mode)] == [301, 111]
+
+
+# Fast mode: runs of rounds.
+
+
+def events(world: World, mode: str) -> tuple[int, tuple[int, int]]:
+    """The events of a run, and the rounds and dummy steps of its one group."""
+    cluster = world.cluster(mode, check=True)
+    cluster.start()
+    count = 0
+    while cluster.step():
+        count += 1
+    ranks = cluster.part(Ranks)
+    assert ranks is not None
+    (group,) = ranks.groups
+    return count, (group.steps, group.dummies)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_run_of_rounds_of_all_ranks_is_one_event(depth: int) -> None:
+    world = World(
+        toy_trace([0, 0], [10, 10], [60, 100]),
+        replicas=2,
+        cost=COST,
+        data_parallel=DataParallel(2),
+        depth=depth,
+        asynchronous=depth == 2,
+    )
+    fast, found = events(world, "fast")
+    plain, expected = events(world, "reference")
+    assert found == expected == (100, 40), "the short one's rank makes dummy steps"
+    assert plain >= 100 > 10 >= fast
+
+
+@MODES
+def test_a_request_that_comes_to_one_rank_ends_the_run_of_all(mode: str) -> None:
+    trace = toy_trace([0, 0, 1_000], [10, 10, 20], [60, 60, 3])
+    world = World(trace, replicas=2, router="round-robin", cost=COST, data_parallel=DataParallel(2))
+    one, other, late = rows(world, mode)
+    # prompts to 111, 9 rounds of 102 until the next plan, at 1,029; 21 tokens of which 2 are sampled; 2 rounds of two
+    assert [late["replica"], late["first_token_ns"]] == [0, 1_029 + 123]
+    assert late["finished_ns"] == 1_152 + 2 * 104
+    assert one["finished_ns"] == other["finished_ns"] == 1_360 + 47 * 102
+
+
+@MODES
+def test_a_rank_that_slows_down_in_a_run_of_rounds_slows_down_all_from_the_next_one_on(mode: str) -> None:
+    failures = Failures((), slowdowns=(Slowdown(1, 1_000, 1_100, 2.0),))
+    trace = toy_trace([0, 0], [10, 10], [60, 60])
+    world = World(trace, replicas=2, cost=COST, data_parallel=DataParallel(2), failures=failures)
+    # the round that begins at 1,029 takes 204; the others 102
+    assert [row["finished_ns"] for row in rows(world, mode)] == [111 + 59 * 102 + 102] * 2
