@@ -32,6 +32,10 @@ from servesim.run.error_bars import side_of
 from servesim.run.scenario import Scenario
 
 SCHEMA = "servesim.comparison/1"
+AS_CHEAP = (
+    "price per token cannot differ, because at a fixed rate the same GPUs serve the same tokens in the same time. "
+    "servesim capacity finds the highest rate that each variant can sustain."
+)
 
 
 class Values(NamedTuple):
@@ -134,7 +138,7 @@ def judged_document(
                 *_notes(entries, repeats),
                 *(note for each in found for note in each.busy),
                 *map(equal_text, equal),
-                *_at_the_rate(rows),
+                *([AS_CHEAP] if any(row["verdict"] == AT_THE_RATE for row in rows) else []),
                 *error_words(errors_by_model["model_error"]),
             ]
         ),
@@ -225,11 +229,8 @@ def _answer(
     first = order["order"][0]
     if first not in said:
         better = [row["variant"] for row in ranked if row["verdict"] == "better"]
-        but = (
-            f"by paired changes {', '.join(better)} is better"
-            if better
-            else "no policy is better by more than its interval"
-        )
+        but = f"by paired changes {', '.join(better)} is better"
+        but = but if better else "no policy is better by more than its interval"
         return f"{first}, the baseline, ranks first by {metric}; {but}."
     return f"{first} ranks first by {metric}: {said[first]}."
 
@@ -242,15 +243,6 @@ def _but(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
             found[other["verdict"]].append(metric_label(other["metric"]))
     said = [f"{verdict} in {', '.join(names)}" for verdict, names in found.items() if names]
     return f", but {' and '.join(said)}" if said else ""
-
-
-def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not any(row["verdict"] == AT_THE_RATE for row in rows):
-        return []
-    return [
-        "price per token cannot differ, because at a fixed rate the same GPUs serve the same tokens in the same "
-        "time. servesim capacity finds the highest rate that each variant can sustain."
-    ]
 
 
 def _drill_downs(runner: Runner, found: Sequence[Values]) -> list[dict[str, Any]]:
@@ -276,11 +268,8 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
             found.setdefault(f"{said}: {so if is_unstable(v) else 'near the limit'}", []).append(v["label"])
     notes += [Warn(f"{several(labels)}: {said}; try a lower --rate") for said, labels in found.items()]
     if len(repeats) == 1:
-        said = (
-            "each variant ran once, so intervals come from successive parts of the run and ignore variation "
-            "between traces"
-        )
-        notes.append(said if one_run else Warn(f"{said}; add --replicates 10"))
+        said = "each variant ran once, so intervals come from successive parts of the run and ignore variation between"
+        notes.append(f"{said} traces" if one_run else Warn(f"{said} traces; add --replicates 10"))
     elif len(repeats) < 6 and not one_run:
         said = f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6"
         notes.append(Warn(f"{said}; add --replicates 6"))

@@ -211,11 +211,8 @@ def best_text(entry: Mapping[str, Any]) -> str:
     if "sure" not in entry:
         return ""
     if entry["sure"] is None:
-        return (
-            f"; no error bars: {entry['says'].removeprefix('none: ')}"
-            if entry["says"].startswith("none")
-            else f"; {entry['says']}"
-        )
+        says = entry["says"]
+        return f"; no error bars: {says.removeprefix('none: ')}" if says.startswith("none") else f"; {says}"
     return f"; better than {entry['against'] or 'the run'}: {sure_text(entry['sure'])} ({entry['says']})"
 
 

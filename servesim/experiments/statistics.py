@@ -198,15 +198,10 @@ def block_length(series: Floats) -> int:
 
 
 def replicates_needed(
-    d: Floats,
-    margin: float,
-    family: int = 1,
-    level: float = LEVEL,
-    power: float = POWER,
-    effect: float | None = None,
+    d: Floats, margin: float, family: int = 1, level: float = LEVEL, effect: float | None = None
 ) -> int | None:
     """Return the total number of replicates with which a difference like the observed one would be distinguished from 0
-    or shown to lie within the margin, whichever takes fewer, with probability `power`. Return None if that takes more
+    or shown to lie within the margin, whichever takes fewer, with probability `POWER`. Return None if that takes more
     than 100,000.
 
     The observed spread is used, which is a rough guess if there are few replicates. `family` is the number of
@@ -222,7 +217,7 @@ def replicates_needed(
     least = max(2, int(np.ceil(1 - np.log2(alpha))))
 
     def enough(n: int) -> bool:
-        reach = t_quantile(1 - alpha / 2, n - 1) + t_quantile(power, n - 1)
+        reach = t_quantile(1 - alpha / 2, n - 1) + t_quantile(POWER, n - 1)
         return bool((reach * spread / gap) ** 2 <= n)
 
     if not enough(MAX_REPLICATES):

@@ -59,11 +59,9 @@ def laboratory_of(cell: Cell) -> str:
 
 def output_mean(cell: Cell) -> float:
     """Return the mean output length that clients requested, in tokens; for a recorded run, the recorded length."""
-    return (
-        float(cell.osl)
-        if cell.run is not None or cell.flags is not None
-        else cell.osl * sum(source_of(cell)["output"]) / 2
-    )
+    if cell.run is not None or cell.flags is not None:
+        return float(cell.osl)
+    return cell.osl * float(sum(source_of(cell)["output"])) / 2
 
 
 def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -88,11 +86,10 @@ def _recipe(cell: Cell) -> Recipe:
     if cell.flags is not None:
         return _of_command(cell, own)
     engine = _of("engines", cell.engine, "engine")
-    source, model = source_of(cell), _model(cell.model, own)
+    source, model, per = source_of(cell), _model(cell.model, own), recipes()["requests"]
     settings: dict[str, Any] = {
         "trace": f"synth:prompt={_range(source['prompt'], cell.isl)},output={_range(source['output'], cell.osl)}",
-        "requests": cell.requests
-        or max(recipes()["requests"]["per_client"] * cell.concurrency, recipes()["requests"]["at_least"]),
+        "requests": cell.requests or max(per["per_client"] * cell.concurrency, per["at_least"]),
         "rate": "inf",
         "clients": {"max_concurrency": cell.concurrency},
         "model": model,
@@ -117,11 +114,8 @@ def _recipe(cell: Cell) -> Recipe:
         if own.get("max_num_seqs") == "concurrency":
             settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
     if limits := _limits(cell, own, source) | _scripted(cell, own, source["name"]):
-        settings["scheduler"] = {
-            **preset_settings(engine["preset"])["scheduler"],
-            **settings.get("scheduler", {}),
-            **limits,
-        }
+        preset = preset_settings(engine["preset"])["scheduler"]
+        settings["scheduler"] = {**preset, **settings.get("scheduler", {}), **limits}
     if around := _engine(cell, own, engine["preset"]):
         settings["engine"] = around
     if kv_dtype := _kv_dtype(cell, own, engine, source["name"]):
@@ -306,11 +300,10 @@ def _model(label: str, own: dict[str, Any]) -> str:
     if name in bundled_models():
         return str(name)
     folder = package_folder()
-    config = (
-        folder / CONFIGS / f"{own.get('config', label).replace('/', '--')}_config.json" if folder is not None else None
-    )
-    if config is not None and config.is_file():
-        return str(config)
+    if folder is not None:
+        config = folder / CONFIGS / f"{own.get('config', label).replace('/', '--')}_config.json"
+        if config.is_file():
+            return str(config)
     if name is not None and model_named(name) is not None:
         return str(name)
     more = "" if folder is not None else "; the silicon extra, which has more configurations, is not installed"

@@ -128,11 +128,9 @@ class Question:
         if known.rate is not None:
             repeats = replicates_of(known.model_dump(), 1, objects)
             rate = known.rate if isinstance(known.rate, float) else float(known.rate[:-1]) * (repeats.mean_rate or 0.0)
-            aim = (
-                PriceForRate(rate, terms.max_replicas)
-                if most is None
-                else LeastLatency(most, rate, _latency(known, latency))
-            )
+            aim = PriceForRate(rate, terms.max_replicas)
+            if most is not None:
+                aim = LeastLatency(most, rate, _latency(known, latency))
         scout, climb = _lengths(known, trace, goals)
         return cls(space, terms, goals, aim, trace, recorded, scout, climb, rate)
 

@@ -130,13 +130,13 @@ class Race:
             self.prices[e.variant.label] = self.aim.price(e.variant, search.found) if search.found else math.inf
 
 
-def screen(race: Race, entrants: Sequence[Entrant], batch: int, near: float = NEAR) -> list[Entrant]:
-    """Return the deployments whose price is at most `near` times the best, best first, from all of them in the order
+def screen(race: Race, entrants: Sequence[Entrant], batch: int) -> list[Entrant]:
+    """Return the deployments whose price is at most `NEAR` times the best, best first, from all of them in the order
     of their bounds. Those whose bound alone is higher are not run."""
     best, left = math.inf, sorted(entrants, key=lambda e: e.bound)
     kept: list[Entrant] = []
     while left:
-        left = [e for e in left if e.bound <= near * best]
+        left = [e for e in left if e.bound <= NEAR * best]
         now, left = left[:batch], left[batch:]
         if not now:
             break
@@ -144,11 +144,11 @@ def screen(race: Race, entrants: Sequence[Entrant], batch: int, near: float = NE
             race.measure([(e, load) for e in now if (load := race.aim.load(e.variant, 2 * e.bound))], 0.1)
             kept += [e for e in now if race.prices.get(e.variant.label, math.inf) < math.inf]
         else:
-            starts = race.beat(now, near * best)
+            starts = race.beat(now, NEAR * best)
             race.measure(starts, 0.1)
             kept += [e for e, _ in starts]
         best = min((race.prices[e.variant.label] for e in kept), default=math.inf)
-    kept = [e for e in kept if race.prices[e.variant.label] <= near * best]
+    kept = [e for e in kept if race.prices[e.variant.label] <= NEAR * best]
     return sorted(kept, key=lambda e: (race.prices[e.variant.label], e.bound))
 
 
