@@ -229,8 +229,8 @@ def _answer(
     first = order["order"][0]
     if first not in said:
         better = [row["variant"] for row in ranked if row["verdict"] == "better"]
-        but = f"by paired changes {', '.join(better)} is better"
-        but = but if better else "no policy is better by more than its interval"
+        nothing = "no policy is better by more than its interval"
+        but = f"by paired changes {', '.join(better)} is better" if better else nothing
         return f"{first}, the baseline, ranks first by {metric}; {but}."
     return f"{first} ranks first by {metric}: {said[first]}."
 
