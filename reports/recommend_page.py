@@ -52,8 +52,8 @@ WORTH = (
 
 
 FRONT = (
-    "Finalists at the loads that they carried at full length. None of these is worse than another in all of price, "
-    "latency and headroom. Headroom: by how much the load may at least grow until the SLO is missed."
+    "Finalists at the loads that they carried at full length, where no other of these is at least as good in price, "
+    "latency and headroom, and better in one. Headroom: by how much the load may at least grow until the SLO is missed."
 )
 """How to read the table of the front."""
 

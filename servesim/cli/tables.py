@@ -230,15 +230,8 @@ def _print_front(console: Console, front: Mapping[str, Any], verbose: bool) -> N
     name = metric_label(front["latency"])
     console.print(front_words(front), style="bold")
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in (
-        "deployment",
-        "GPUs",
-        "rate",
-        "$/hour",
-        "$/M\ntokens",
-        name.replace(" p", "\np"),
-        "headroom\nat least",
-    ):
+    figures = ("rate", "$/hour", "$/M\ntokens", name.replace(" p", "\np"), "headroom\nat least")
+    for head in ("deployment", "GPUs", *figures):
         left = head == "deployment"
         table.add_column(head, justify="left" if left else "right", no_wrap=not left)
     for point in shown(front["points"], 1.0 if verbose else NEAR):

@@ -12,18 +12,20 @@ So it is a lower bound.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from servesim.experiments.axes import Variant
-from servesim.experiments.capacity import Found
 from servesim.experiments.capacity_answer import front_metrics
 from servesim.experiments.capacity_scaled import cost_of
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.ranking import undominated
 from servesim.experiments.variants import usd_of_gpus
 from servesim.run.scenario import Scenario
+
+if TYPE_CHECKING:
+    from servesim.experiments.axes import Variant
+    from servesim.experiments.capacity import Found
 
 NEAR = 1.05
 """Ratio of prices below which points of the same deployment are not told apart in tables."""

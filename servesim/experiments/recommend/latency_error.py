@@ -98,7 +98,7 @@ def sure_words(rows: Sequence[Row]) -> list[str]:
     """Return how sure the latencies of rows are, beside their intervals over seeds."""
     known = [row for row in rows if "model_error" in row["latency"]]
     if not known:
-        return ["The model's error is left out (--no-intervals): intervals of latencies are over seeds alone."]
+        return ["The model's error is left out (--no-intervals): intervals of latencies, if any, are over seeds alone."]
     said = []
     for row in known:
         name, bars = row["label"] or "this", row["latency"]["model_error"]

@@ -125,7 +125,7 @@ def test_gpus_and_a_rate_ask_for_the_least_latency_of_so_many_gpus() -> None:
     assert found["recommendation"]["settings"]["replicas"] == 3
     assert found["model_error"] is None
     assert found["recommendation"]["sure"] == [
-        "The model's error is left out (--no-intervals): intervals of latencies are over seeds alone."
+        "The model's error is left out (--no-intervals): intervals of latencies, if any, are over seeds alone."
     ]
 
 

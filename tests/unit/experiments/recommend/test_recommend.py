@@ -91,7 +91,9 @@ def test_the_first_line_of_a_table_names_the_requests_of_a_log(
     assert first["requests"] == 12
     assert again == first
     print_recommend(first, None)
-    assert ", 12 requests, 1x the recorded rate, llama-3.2-1b, h100" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ", 12 requests, 1x the recorded rate, llama-3.2-1b, h100" in shown
+    assert "Pareto front of price, TTFT p99 and headroom: 1 of 1 measured" in shown
 
 
 def test_a_number_of_gpus_asks_for_the_highest_rate() -> None:
