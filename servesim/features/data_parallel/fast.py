@@ -112,17 +112,17 @@ class FastGroup(Group[FastRank]):
         return True
 
     def _is_known(self, rank: FastRank, past: int) -> bool:
-        """Return whether a rank's next plan is known: either empty, or that of requests in lockstep, as those of all
-        its steps in flight are."""
+        """Return whether a rank's next plan is known, and the rank is in all rounds in flight (the plan then serves
+        requests in lockstep) or in none (the plan is then empty)."""
         core = rank.fast
-        lockstep = core.lockstep
-        if lockstep is None or core.connector is not None:
+        lockstep, plan = core.lockstep, core.last_plan
+        if lockstep is None or plan is None or core.connector is not None:
             return False
         if core.rests:
             return not (core.in_flight or core.num_unfinished)
         if not lockstep.members or len(core.in_flight) != len(self._rounds):
             return False
-        return core.plans_known(past) > 0 and core.last_plan.layout == "mixed"
+        return plan.layout == "mixed" and core.plans_known(past) > 0
 
     def _price(self, leaps: list[LockstepLeap | None], going: list[LockstepLeap]) -> bool:
         """Price the rounds of a run, which `going` take part in. Return False if the first one takes no time."""
