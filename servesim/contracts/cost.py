@@ -89,9 +89,8 @@ class Batch:
     ) -> Batch:
         """Return a step in which `count` sequences decode one token each, and nothing else happens. Statistics of the
         contexts other than their sum are needed only if uneven batches were measured."""
-        one = Batch(count)  # and no keywords, which double its cost in a pure build
-        one.decode_count, one.sampled, one.attention, one.sampled_context = count, count, attention, context_sum
-        one.decode_context_sum, one.decode_context_sumsq, one.decode_context_max = context_sum, context_sumsq, longest
+        one = Batch(count, None, count, context_sum, context_sumsq, longest, 1, count)  # keywords take twice as long
+        one.attention, one.sampled_context = attention, context_sum
         return one
 
     def advance(self, k: int) -> Batch:

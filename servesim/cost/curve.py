@@ -71,8 +71,7 @@ class Curve:
         self.slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in knots]
         edge = self.ys[-1] / self.xs[-1] if self.xs[-1] else 0.0
         self.slopes.append(edge if last_slope is None else last_slope)
-        sources = [knot_source] * len(self.xs) if isinstance(knot_source, int) else list(knot_source)
-        self.knot_source = sources
+        self.knot_source = sources = [knot_source] * len(self.xs) if isinstance(knot_source, int) else list(knot_source)
         self.segment_source = [max(INTERPOLATED, a, b) for a, b in pairwise(sources)]
         self.segment_source.append(max(beyond, sources[-1]))
         self._arrays: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None = None
@@ -95,8 +94,7 @@ class Curve:
         """Return the time at x >= 0, and its source."""
         i = bisect_right(self.xs, x) - 1
         start = self.xs[i]
-        source = self.knot_source[i] if start == x else self.segment_source[i]
-        return self.ys[i] + (x - start) * self.slopes[i], source
+        return self.ys[i] + (x - start) * self.slopes[i], (self.knot_source if start == x else self.segment_source)[i]
 
     def piece(self, x: float) -> tuple[float, float, float, int, float]:
         """Return the segment of x >= 0 as start, time at the start, and slope; the source of the time at x; and where
@@ -136,17 +134,16 @@ class Curve:
         return [int(constant + (x - start) * slope) for x in range(first, first + count * step, step)]
 
     def _segment(self, base: float, i: int, first: int, step: int, count: int) -> NDArray[np.int64]:
-        start = self.xs[i]
+        start, y, slope = self.xs[i], self.ys[i], self.slopes[i]
         if count < _VECTOR_FROM:
-            y, slope = self.ys[i], self.slopes[i]
             points = range(first, first + count * step, step)
             return np.array([rounded(base, y, (x - start) * slope) for x in points], dtype=np.int64)
         if start.is_integer():  # then the difference is exact
             times = np.arange(first - start, first - start + count * step, step)
         else:
             times = np.arange(first, first + count * step, step) - start
-        times *= self.slopes[i]
-        times += base + self.ys[i] + 0.5
+        times *= slope
+        times += base + y + 0.5
         return times.astype(np.int64)
 
     @property

@@ -284,13 +284,13 @@ class TableCostModel(CostModel):
             within = until_ns // (ns if ns > 1 else 1) + 1
             if within < most:
                 most = within
-        n = batch.decode_count
-        gpu: Times = [first] if most == 1 else curve.rounded_times(base, contexts, n, most)
-        sources = CurveSources(fixed, known, curve, contexts, n, gpu, source, until)
+        gpu: Times = [first] if most == 1 else curve.rounded_times(base, contexts, batch.decode_count, most)
+        sources = CurveSources(fixed, known, curve, contexts, batch.decode_count, gpu, source, until)
         if most == 1:
             return gpu, [ns], host_ns, sources
         if isinstance(gpu, list):
-            return gpu, [(g if g > least else least) + more for g in gpu], host_ns, sources
+            covered = gpu if min(gpu) >= least else [g if g > least else least for g in gpu]
+            return gpu, [g + more for g in covered], host_ns, sources
         return gpu, np.maximum(gpu, least) + more, host_ns, sources
 
     def _run_sources(self, batch: Batch, k: int) -> RunSources:
