@@ -11,7 +11,7 @@ from mypy_extensions import mypyc_attr
 from servesim.contracts.connector import DEFER, Connector, Load
 from servesim.contracts.kv import Hit
 from servesim.contracts.ledger import Ledger
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import PREEMPTED, RUNNING, Request, State
 from servesim.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -264,8 +264,8 @@ class PlanContext:
         else:
             self.kv.admit(request, hit, external + num_tokens, lookahead)
             self._ledger.hold(here)
-        again = request.state is State.PREEMPTED
-        request.state = State.RUNNING
+        again = request.state is PREEMPTED
+        request.state = RUNNING
         request._num_computed_tokens = here
         if external and self.connector is not None:
             self.connector.load(request, hit.num_tokens, here, self._now)

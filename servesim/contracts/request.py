@@ -29,6 +29,10 @@ class State(IntEnum):
     ABORTED = 6
 
 
+RUNNING, PREEMPTED, SWAPPED, FINISHED = State.RUNNING, State.PREEMPTED, State.SWAPPED, State.FINISHED
+"""Members that are read for every request. In Python 3.11, reading one from its class is a call."""
+
+
 class PrefixIdentity(Protocol):
     """Identity of prompt prefixes: which ones are equal."""
 

@@ -13,7 +13,7 @@ from mypy_extensions import mypyc_attr
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.params import SchedulerParams
 from servesim.contracts.plan import Plan, PlanContext
-from servesim.contracts.request import Request, SampleForm, State
+from servesim.contracts.request import RUNNING, Request, SampleForm, State
 from servesim.errors import UserError
 from servesim.plugins.registry import Registry
 
@@ -136,7 +136,7 @@ class Scheduler(ABC):
         returns a batch together); None stands for exactly the given requests.
         """
         for request in requests:
-            if request.state is State.RUNNING:
+            if request.state is RUNNING:
                 del self.running[position(self.running, request)]
                 if (request.owner is None or request.reason) and not request.being_read:
                     self.kv.free(request)  # otherwise kept until it is read

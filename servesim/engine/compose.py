@@ -5,7 +5,7 @@ from __future__ import annotations
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.plan import Plan
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import RUNNING, Request
 from servesim.errors import NotForPipelines, PolicyError
 
 
@@ -13,7 +13,7 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
     """Return the batch and the requests that sample in it, in batch order. Raise PolicyError if the plan is illegal.
     `where` names the policy and the time of the plan. `asynchronous` allows computing from tokens that are still in
     flight."""
-    slots, drafts, running, resumed = kv.slots, plan.drafts, State.RUNNING, plan.resumed
+    slots, drafts, resumed = kv.slots, plan.drafts, plan.resumed
     prefill: list[tuple[int, int]] = []
     prompts: list[tuple[int, int, int, int]] = []
     sampled: list[Request] = []
@@ -24,7 +24,7 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
         known = request._num_tokens + request._num_output_placeholders
         extra = drafts.get(request, 0) if drafts else 0
         most = extra + (known if asynchronous else request._num_tokens)
-        if not (request.state is running and extra < new and after <= most and slots(request) >= after):
+        if not (request.state is RUNNING and extra < new and after <= most and slots(request) >= after):
             _refuse(plan, kv, request, most, f"{where}, step {plan.step_id}")
         request._num_computed_tokens = after
         total += new
@@ -59,7 +59,7 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
 def _refuse(plan: Plan, kv: KVAllocator, request: Request, known: int, where: str) -> None:
     new = plan._tokens[request]
     where = f"{where}: schedules {new} tokens of {request}"
-    if request.state is not State.RUNNING:
+    if request.state is not RUNNING:
         raise PolicyError(f"{where}, which is not running")
     if new < 1:
         raise PolicyError(f"{where}: at least one is needed")

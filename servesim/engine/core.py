@@ -15,7 +15,7 @@ from servesim.contracts.kv import KVAllocator
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.ledger import Ledger
 from servesim.contracts.plan import Plan, PlanContext
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import FINISHED, RUNNING, SWAPPED, Request, State
 from servesim.contracts.scheduler import Scheduler
 from servesim.contracts.speculator import Speculator
 from servesim.engine import drafts
@@ -158,7 +158,7 @@ class EngineCore:
         """End requests that are at this replica. Memory that the scheduler still keeps is freed later."""
         self.tokens_since_output = 0  # clients that give up also make room
         for request in requests:
-            if request.state is State.SWAPPED:
+            if request.state is SWAPPED:
                 self.kv.drop_swapped(request)
                 request._num_computed_tokens = 0
             elif request in self.fetched:
@@ -175,7 +175,7 @@ class EngineCore:
                 self.ledger.release(request._num_computed_tokens)
         for request in requests:
             request.state = state
-            if state is State.FINISHED:
+            if state is FINISHED:
                 capped = request._num_tokens - request.prompt_len >= request.max_tokens and not request._stops
                 request.reason = "length" if capped else "stop"
         for request in requests if released is None else released:
@@ -191,7 +191,7 @@ class EngineCore:
             self._reject(request, now, request.reason)
         for request in plan.preempted:
             for planned in self.in_flight:
-                if request.state is not State.RUNNING and request in planned.sampled:
+                if request.state is not RUNNING and request in planned.sampled:
                     planned.stale = (planned.stale or set()) | {request}
         if self.connector is not None and plan.preempted:
             self.not_before_ns = max(self.not_before_ns, self.connector.preempted(plan.preempted))
@@ -304,7 +304,7 @@ class EngineCore:
                 drafts.propose(self, step.batch.draft_k, kept)
         self.scheduler.commit(step.id, kept)
         if finished:
-            self.finish(finished, State.FINISHED, now)
+            self.finish(finished, FINISHED, now)
         if self.checks:
             self.check_integrity()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import FINISHED, Request
 from servesim.engine.drafts import verify
 from servesim.engine.samples import fork
 from servesim.records.step import Late, Step
@@ -26,9 +26,8 @@ def deliver(
     late: list[Late] = []
     to_fork: list[Request] = []
     plain = tokens is None and not step.drafts and step.stale is None
-    ended = State.FINISHED
     for request in step.sampled:
-        if request.state >= ended:
+        if request.state >= FINISHED:
             continue  # ended with an earlier step, so this token is discarded
         if plain:
             request._num_output_placeholders -= 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from servesim.contracts.kv_events import AllBlocksCleared, KVEvent
 from servesim.contracts.part import Part
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import FINISHED, Request, State
 from servesim.contracts.router import FinishStatus, ReplicaState, Router
 from servesim.engine.clock import Clock
 
@@ -63,7 +63,7 @@ class Telling(Part):
             if parent.num_gone < len(parent.sent) and not lost:
                 return
             request = parent.members[0]
-        status: FinishStatus = "finished" if request.state is State.FINISHED else "cancelled"
+        status: FinishStatus = "finished" if request.state is FINISHED else "cancelled"
         if lost or request.state is State.REJECTED:
             status = "failed"
         self._router.on_finish(request, request.replica, status)

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from math import log1p
 from typing import Protocol
 
-from servesim.contracts.request import Deadline, Request, SampleForm, State
+from servesim.contracts.request import FINISHED, Deadline, Request, SampleForm
 from servesim.draws import uniform_one
 from servesim.workload.content import RunContent, joined
 from servesim.workload.predictor import predict
@@ -132,6 +132,7 @@ class TraceWorkload:
         patience = (trace.cancel_ns, self._clients.timeout_ns, self._clients.ttft_timeout_ns)
         self._impatient = any(limit is not None for limit in patience)
         self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class", "model")]
+        self._labeled = any(labels is not None for labels in self._labels)
         self._content = self._told = trace.content
         if trace.content is not None and len(trace) == self._count:  # rows yet to come might diverge where these agree
             self._content = joined(trace.content)
@@ -190,7 +191,7 @@ class TraceWorkload:
 
     def on_finish(self, request: Request, now: int) -> None:
         """Free the client of a finished request, and release the requests that were waiting for it."""
-        number, failed, reason = request.row, request.state is not State.FINISHED, request.reason
+        number, failed, reason = request.row, request.state is not FINISHED, request.reason
         if (parent := request.parent) is not None:
             assert self._fan_out is not None
             if not self._fan_out.leave(request, now):
@@ -256,7 +257,9 @@ class TraceWorkload:
             runs = self._content.runs(at) if self._content is not None else [(row, self._prompt[at])]
             told = (self._told, at) if self._told is not None and self._told is not self._content else None
             content = RunContent(answer, runs, told)
-        session, tenant, slo_class, model = [labels[at] if labels is not None else "" for labels in self._labels]
+        session = tenant = slo_class = model = ""
+        if self._labeled:
+            session, tenant, slo_class, model = [labels[at] if labels is not None else "" for labels in self._labels]
         request = Request(
             number,
             f"{name}#{attempt}" if attempt else name,

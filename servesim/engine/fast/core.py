@@ -12,7 +12,7 @@ from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.plan import Plan, PlanContext
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import FINISHED, Request, State
 from servesim.contracts.scheduler import Scheduler
 from servesim.engine import drafts
 from servesim.engine.compose import compose
@@ -302,7 +302,7 @@ class FastCore(EngineCore):
         if finished:
             if len(finished) > 1:
                 finished.sort(key=lambda r: r._order)
-            self.finish(finished, State.FINISHED, now)
+            self.finish(finished, FINISHED, now)
         if self.checks:
             self.check_integrity()
 
