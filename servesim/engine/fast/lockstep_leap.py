@@ -21,6 +21,7 @@ from servesim.engine.fast.cost import Run as Prices
 from servesim.engine.fast.cost import RunCost
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep import Lockstep
+from servesim.engine.fast.memory import LockstepMemory
 from servesim.engine.fast.step import FastStep
 from servesim.records.recorder import Recorder
 from servesim.records.step import NO_DRAFTS
@@ -177,7 +178,7 @@ class LockstepLeap(Run):
         core.tokens_since_output = 0
         if m:
             if m > self._extended:
-                self._extend(core, m - self._extended)
+                self._extend(lockstep, memory, m - self._extended)
             self._copies, self._given = memory.copies, memory.given_back
             core.ledger.hold(n * m)
             lockstep.advance(m)
@@ -208,14 +209,15 @@ class LockstepLeap(Run):
 
     def report(self, core: FastCore) -> None:
         """See `Run`."""
-        if self._extended + self._silent < self.skip:
-            self._extend(core, self._silent + 1)
-
-    def _extend(self, core: FastCore, steps: int) -> None:
-        """Extend memory for some more steps of the run."""
-        lockstep, memory, done = core.lockstep, core.memory, self._extended
+        lockstep, memory = core.lockstep, core.memory
         assert lockstep is not None
         assert memory is not None
+        if self._extended + self._silent < self.skip:
+            self._extend(lockstep, memory, self._silent + 1)
+
+    def _extend(self, lockstep: Lockstep, memory: LockstepMemory, steps: int) -> None:
+        """Extend memory for some more steps of the run."""
+        done = self._extended
         turn = lockstep.turn + done
         self._extended = done + steps
         grown = memory.extend_run(turn, turn - self._depth + 1, steps)

@@ -75,8 +75,9 @@ class FastReplica(Replica):
 
     def _looked(self) -> None:
         """See `LockstepMemory.look`."""
-        assert self.fast.memory is not None
-        self.fast.memory.looked = True
+        memory = self.fast.memory
+        assert memory is not None
+        memory.looked = True
         if self.leap is not None:
             self.catch_up()
 

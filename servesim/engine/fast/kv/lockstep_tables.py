@@ -184,10 +184,12 @@ class TableTurns(LockstepMemory):
         blocks = self._kv._take(sum(map(_TOKENS, grown)) // bs).tobytes()
         first, cycle, total = 0, len(self._rank_of) * WIDTH, len(blocks)
         for _, rank in due:
-            size = rank.size * WIDTH
-            for start in range(first, total, cycle):
-                rank.rounds.append(blocks[start : start + size])
-            first += size
+            stop = first + rank.size * WIDTH
+            rank.rounds.append(blocks[first:stop])
+            if k > bs:
+                size = stop - first
+                rank.rounds += [blocks[start : start + size] for start in range(first + cycle, total, cycle)]
+            first = stop
         return grown
 
     def taken_in(self, turn: int, k: int) -> int | None:
