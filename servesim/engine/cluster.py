@@ -292,7 +292,7 @@ class Cluster:
 
     def reaches(self, request: Request, index: int) -> bool:
         """Return whether a request that was sent reaches its replica; if not, a part has handled it."""
-        return all(reaches(request, index) for reaches in self._reaches)
+        return not self._reaches or all(reaches(request, index) for reaches in self._reaches)
 
     def end(self, request: Request, state: State, reason: str) -> None:
         """End a request that is not at any replica."""

@@ -213,10 +213,15 @@ class Lockstep(CounterKeeper):
             computed = request._num_computed_tokens + tokens.get(request, 0)
             if computed != request._num_tokens or request._num_output_placeholders or not self._capped(request):
                 return requests[i:]
-            if not self._memory.join(request, computed - first, computed):
+            if not self._has_last(request, computed) and not self._memory.join(request, computed - first, computed):
                 return requests[i:]
             self._following.append(request)
         return []
+
+    def _has_last(self, request: Request, computed: int) -> bool:
+        """Return whether the token of a step that computes this many tokens of a request is its last one, so that it
+        takes part in no turn."""
+        return computed + 1 == request.prompt_len + request.max_tokens and (self.retires or not self._asynchronous)
 
     def _capped(self, request: Request) -> bool:
         """Return whether a request reaches its length cap before the maximum context length."""
@@ -225,7 +230,12 @@ class Lockstep(CounterKeeper):
     def admit_following(self) -> None:
         """Add the requests that were to join once the planned step is in flight."""
         for request in self._following:
-            self._enter(request, request._num_computed_tokens, self.turn, self.turn - 1)
+            context = request._num_computed_tokens
+            if self._has_last(request, context):
+                request._order = self.num_joined
+                self.num_joined += 1
+            else:
+                self._enter(request, context, self.turn, self.turn - 1)
         self._following.clear()
 
     def _enter(self, request: Request, context: int, first: int, begun: int) -> None:

@@ -20,9 +20,9 @@ the instant of the crash, up to 5 s late.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from simpy.events import Event
@@ -71,16 +71,34 @@ class VllmNixl(Handoff):
     ) -> None:
         super().__init__(wire, size_of, decode_router)
         self._params = params or VllmNixlParams()
+        self._http_ns, self._lease_ns = round(self._params.http_ms * MS), round(self._params.lease_s * SECOND)
+        self._leases: deque[Passage] = deque()  # by the ends of their leases, of which the clock awaits the first
 
     def prefilled(self, passage: Passage) -> None:
-        now = self.clock.ns
-        self.clock.at(now + round(self._params.http_ms * MS), FOLLOW, lambda event: self.to_decode(passage))
-        self.clock.at(now + round(self._params.lease_s * SECOND), CHANGE, partial(self._lease_ends, passage))
+        self.clock.at(self.clock.ns + self._http_ns, FOLLOW, lambda event: self.to_decode(passage))
+        self._leases.append(passage)
+        if len(self._leases) == 1:
+            self._await_lease()
 
-    def _lease_ends(self, passage: Passage, event: Event) -> None:
+    def _await_lease(self) -> None:
+        self.clock.at(self._leases[0].leg.finished_ns + self._lease_ns, CHANGE, self._lease_ends)
+
+    def _lease_ends(self, event: Event) -> None:
+        """End the first lease, and await the next one that matters, or the last one: a run goes on until then."""
+        leases = self._leases
+        if self._leased(leases[0]):
+            self.release(leases[0])
+        leases.popleft()
+        while len(leases) > 1 and not self._leased(leases[0]):
+            leases.popleft()
+        if leases:
+            self._await_lease()
+
+    def _leased(self, passage: Passage) -> bool:
+        """Return whether the end of a lease would free memory. It will not once the memory is reserved, or a decode
+        engine renews the lease."""
         renewed = self._params.lease_renewed and passage.sent_ns >= 0
-        if passage.reserved_ns < 0 and not renewed:
-            self.release(passage)
+        return passage.leg in self._held and passage.reserved_ns < 0 and not renewed
 
     def reserve(self, request: Request, start: int, stop: int) -> None:
         super().reserve(request, start, stop)
@@ -96,9 +114,8 @@ class VllmNixl(Handoff):
 
     def unread(self, passage: Passage, told: bool) -> None:
         """Keep the memory at the source until its lease ends."""
-        now, lease_ns = self.clock.ns, round(self._params.lease_s * SECOND)
-        ends = passage.leg.finished_ns + lease_ns
+        now, ends = self.clock.ns, passage.leg.finished_ns + self._lease_ns
         if told and self._params.lease_renewed:
-            ends = max(ends, now + lease_ns * 2 // 3)
+            ends = max(ends, now + self._lease_ns * 2 // 3)
         if passage.leg in self._held:
             self.clock.at(max(ends, now), CHANGE, lambda event: self.release(passage))
