@@ -263,6 +263,7 @@ def drafting_worlds(draw: st.DrawFn) -> World:
         world,
         scheduler_params={"scheduler_reserve_full_isl": draw(st.booleans())},
         speculation=speculation,
+        max_num_batched_tokens=draw(st.sampled_from([world.max_num_batched_tokens, 16])),
         acceptance=draw(st.sampled_from([model for model in ACCEPTANCE if model != "copy:"])),
         kv=draw(st.sampled_from(["paged", "paged", "prefix-hash", "prefix-radix:page_size=4", *GROUPED])),
         max_model_len=min(world.max_model_len, most),

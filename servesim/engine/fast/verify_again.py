@@ -42,8 +42,6 @@ def verify_again(core: FastCore, now: int) -> tuple[bool, Step | None]:
         core.last_plan, core.stands = plan, False
         return True, None
     batch = _batch(plan)
-    if batch.linear_tokens > core.tokens_again:
-        return False, None
     sampled = list(plan._tokens)
     for request, new in plan._tokens.items():
         request._num_computed_tokens += new
@@ -63,8 +61,10 @@ def verify_again(core: FastCore, now: int) -> tuple[bool, Step | None]:
 
 def _serve(core: FastCore, before: Plan, plan: FastPlan) -> bool:
     """Add to a plan all running requests but those whose last token is in flight. Return False if a request was not
-    served before, needs other tokens than its next one, or gets no memory."""
+    served before, needs other tokens than its next one, gets no memory, or is one for whose drafts there may be no
+    tokens left: the scheduler may then verify fewer, which need less memory."""
     tokens, drafts, served, grow = plan._tokens, plan.drafts, before._tokens, core.kv.grow
+    left = core.tokens_again
     limits, ahead = core.scheduler.limits, core.lookahead
     longest, asynchronous = limits.max_model_len, limits.async_scheduling
     for request in core.scheduler.running:
@@ -76,7 +76,8 @@ def _serve(core: FastCore, before: Plan, plan: FastPlan) -> bool:
             known += coming
         if known - computed != 1 or computed < request.prompt_len or request not in served:
             return False
-        if computed + 1 + extra >= longest or not grow(request, 1 + extra, ahead):
+        left -= 1 + extra
+        if left < 0 or computed + 1 + extra >= longest or not grow(request, 1 + extra, ahead):
             return False
         tokens[request] = 1 + extra
         if extra:

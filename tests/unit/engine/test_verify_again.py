@@ -93,3 +93,15 @@ def test_of_two_that_end_the_one_whose_last_token_is_in_flight_is_passed_over() 
 def test_a_prompt_that_is_computed_in_chunks_is_planned_by_the_scheduler() -> None:
     trace = toy_trace([0, 2000], [8, 64], [40, 10])
     compared(drafting(trace, max_num_batched_tokens=24))
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("budget", [5, 7])
+def test_a_request_for_whose_drafts_no_tokens_are_left_gets_memory_for_those_that_are_verified(
+    budget: int, block_size: int
+) -> None:
+    """Each verifies one token and three drafts, and the second has one or three tokens left."""
+    trace = toy_trace([0, 0], [3, 3], [30, 30])
+    compared(
+        World(trace, block_size=block_size, num_blocks=1000, speculation="eagle:k=3", max_num_batched_tokens=budget)
+    )
