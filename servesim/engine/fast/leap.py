@@ -19,12 +19,14 @@ from servesim.records.recorder import Recorder
 class Run:
     """Run of steps that skips `skip` planning points."""
 
-    __slots__ = ("_ends", "_past", "skip")
+    __slots__ = ("_ends", "_past", "postponed", "skip")
 
     def __init__(self, ends: list[int], skip: int, past: int = 0) -> None:
         self._ends: list[int] | array[int] = ends  # E_1..E_(skip+depth)
         self.skip = skip
         self._past = past  # planning points already past when the run begins (zero or one)
+        self.postponed = False
+        """Whether it is still to be worked out."""
 
     @property
     def end_ns(self) -> int:
@@ -67,3 +69,23 @@ class Run:
         core.commit(self.end_ns)
         recorder.step(step, replica)
         return free_ns
+
+
+class Postponed(Run):
+    """Run that is worked out at E_1, unless it has been cut by then, as it often is after a plan that began a load."""
+
+    __slots__ = ("horizon_ns", "since_ns")
+
+    def __init__(self, first_ns: int, since_ns: int, horizon_ns: int | None) -> None:
+        super().__init__([first_ns], 0)
+        self.since_ns, self.horizon_ns = since_ns, horizon_ns
+        self.postponed = True
+
+    def cut(self, now: int) -> bool:
+        """See `Run`."""
+        self.postponed = False
+        return False
+
+    def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
+        """See `Run`."""
+        return core.in_flight[-1].end_ns

@@ -14,7 +14,7 @@ from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.cost import runs_of
 from servesim.engine.fast.draft_leap import DraftLeap, can_run
-from servesim.engine.fast.leap import Run
+from servesim.engine.fast.leap import Postponed, Run
 from servesim.engine.fast.lockstep_leap import LockstepLeap
 from servesim.engine.replica import Replica
 from servesim.records.recorder import Recorder
@@ -87,16 +87,18 @@ class FastReplica(Replica):
         leap, self.leap = self.leap, None
         if leap is None:
             return
-        leap.cut(self._next_plan_from())
+        changed = leap.cut(self._next_plan_from())
         self._free_ns[0] = leap.land(self.fast, self.recorder, self.index)
         core = self.core
         if core.in_flight[0].end_ns == self.clock.ns:
             self._commit()
             self._want_plan()
-        else:
+        elif changed:
             self._await(core.in_flight[0].end_ns)
 
     def observe(self) -> tuple[int, int]:
+        if self.leap is not None and self.leap.postponed:
+            self._work_out()
         leap = self.leap
         seen = leap.seen_at(self.fast, self._next_plan_from()) if leap is not None else None
         return super().observe() if seen is None else seen
@@ -152,10 +154,22 @@ class FastReplica(Replica):
         if core.lockstep is not None:
             if not core.lockstep.members:
                 return None
+            if core.last_plan is not None and core.last_plan.loading:
+                return Postponed(core.in_flight[0].end_ns, self.clock.ns, self.horizon())
             return LockstepLeap.prepare(core, self._runs, self.clock.ns, self.horizon(), 0)
         return DraftLeap.prepare(core, self.cost, self._runs, self.horizon()) if can_run(core) else None
 
+    def _work_out(self) -> None:
+        """Work out a postponed run. Nothing has changed since it was postponed, or it would have been cut."""
+        leap = self.leap
+        assert isinstance(leap, Postponed)
+        self.leap = LockstepLeap.prepare(self.fast, self._runs, leap.since_ns, leap.horizon_ns, 0)
+        if self.leap is not None:
+            self._await(self.leap.end_ns)
+
     def _complete(self, event: Event) -> None:
+        if self.leap is not None and self.leap.postponed and event is self._awaited:
+            self._work_out()
         leap = self.leap
         if leap is None or event is not self._awaited:
             super()._complete(event)  # also if an arrival or an abort cut short the run that this event was to end

@@ -9,6 +9,7 @@ import pytest
 
 from servesim.contracts import State
 from servesim.contracts.router import Pair, Router
+from servesim.engine.fast.lockstep_leap import LockstepLeap
 from servesim.errors import PolicyError
 from servesim.features.handoff.losses import GONE
 from servesim.features.handoff.passage import Passage
@@ -85,6 +86,41 @@ def test_memory_is_kept_until_the_lease_ends_unless_the_decode_side_renews_it(re
         assert (second.request.state, second.request.reason) == (State.ABORTED, GONE)
     else:
         assert second.request.first_token_ns == 9732, "computed at the decode side, in one step from 8,732 on"
+
+
+def test_each_lease_ends_at_its_own_time_and_a_run_goes_on_until_the_last_one() -> None:
+    # prompts end at 1,000 and 2,000, leases of 6,000; only the first prompt has memory on the decode side by then
+    trace = toy_trace([0, 0, 1_000, 20_000], [32, 32, 32, 32], [3, 3, 3, 3])
+    protocol = VllmNixlParams(0.004, lease_s=6e-6, lease_renewed=False)
+    cluster = apart(trace=trace, decode_blocks=4, protocol=protocol).run("fast", check=True)
+    found = sorted(handoff_of(cluster).done, key=lambda p: p.request.row)
+    assert [p.leg.finished_ns for p in found] == [1_000, 1_000, 2_000, 21_000]
+    assert [p.released_ns for p in found] == [5_732, 7_000, 8_000, 25_732]
+    assert cluster.now_ns == 28_732, "the last request ends after the last lease, at 27,000"
+    assert apart(protocol=VllmNixlParams(0.004, lease_s=1e-3)).run("fast").now_ns == 1_001_000
+
+
+def test_a_run_of_steps_after_a_load_has_begun_is_worked_out_unless_the_load_ends_before_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # the first request decodes when the second one comes, at 13,000; its KV takes 132 ns, or 3,232
+    begun: list[int] = []
+    original = LockstepLeap.prepare.__func__  # type: ignore[attr-defined]
+
+    def prepare(cls: Any, core: Any, runs: Any, now: int, horizon_ns: Any, past: int) -> Any:
+        if core.last_plan.loading and not past:
+            begun.append(now)
+        return original(cls, core, runs, now, horizon_ns, past)
+
+    monkeypatch.setattr(LockstepLeap, "prepare", classmethod(prepare))
+    for start_ns, worked_out in ((100, []), (3_200, [13_232])):
+        begun.clear()
+        world = apart(trace=toy_trace([0, 8_000], [32, 32], [20, 3]), start_ns=start_ns)
+        found = [(p.received_ns, p.request.first_token_ns, p.request.last_token_ns) for p in passages(world)]
+        assert begun == worked_out, "as if at the plan that began the load"
+        assert found == [
+            (p.received_ns, p.request.first_token_ns, p.request.last_token_ns) for p in passages(world, "reference")
+        ]
 
 
 @pytest.mark.parametrize("patience", [500, 3_000, 5_300, 7_000])

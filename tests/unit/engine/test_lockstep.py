@@ -59,6 +59,19 @@ def test_requests_that_ended_long_before_their_cap_are_forgotten() -> None:
     assert max(len(heap) for heap in (lockstep._ends, lockstep._caps, lockstep._longest)) < 100
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_request_whose_prompt_brings_its_only_token_joins_nobody(asynchronous: bool) -> None:
+    """Behind one that joins, in the same step: both are known in the order of the batch."""
+    trace = toy_trace([0, 0, 0], [8, 8, 8], [4, 1, 2])
+    fast, plain = compared(World(trace, depth=1 + asynchronous, asynchronous=asynchronous))
+    lockstep = fast.replicas[0].core.lockstep  # type: ignore[attr-defined]
+    assert isinstance(lockstep, Lockstep)
+    assert not lockstep.queue
+    assert fast.recorder.requests.column("row").tolist() == plain.recorder.requests.column("row").tolist() == [1, 2, 0]
+    joined = [request for _, _, request in lockstep._longest]
+    assert [request.row for request in joined if request.max_tokens == 1] == []
+
+
 def test_who_ends_behind_one_that_waits_for_its_last_token_ends_after_it() -> None:
     """Three steps in flight. The first decodes; the second's prompt takes two steps, the last of them with the third's.
     Both end with it, the third by a stop token, so that two more steps of it are planned by then."""
