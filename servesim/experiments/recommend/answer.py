@@ -170,7 +170,7 @@ def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str
         "runner_up": _runner_up(found, story.aim, first, others[0]) if others else None,
         "miss": _miss(story, best),
         "published": _in_published(story, first, rows, entrants),
-        "knobs": _knobs(story, best),
+        "knobs": _knobs(story, best, rows),
         "needs": [*needs(Scenario.of(settings), plain)],
         "sure": sure_words(rows) if story.aim.metric else [],
         "changes": changes(story.aim, found.document, first, others),
@@ -214,17 +214,10 @@ def _in_published(
     return _against(story.aim, first, same[0], published_words) if same and same[0] is not first else None
 
 
-def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
+def _knobs(story: Story, best: Entrant, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return what each setting of the first deployment is worth."""
-    prices, ratios = story.screening.prices, list[tuple[str, float, bool]]()
-    with_it = [e for e in story.kept if e.point == {k: best.point.get(k) for k in e.point}]
-    own = min((prices[e.variant.label] for e in with_it), default=None)
-    for key in story.space.axes:
-        others = [e for e in story.entrants if e.point.get(key) != best.point.get(key)]
-        if own is None or not others:
-            continue
-        near = [prices[e.variant.label] for e in story.kept if e.point.get(key) != best.point.get(key)]
-        ratios.append((key, min(near) / own if near else NEAR, not near))
+    lost = {key: _without(story, best, rows, key) for key in story.space.axes}
+    ratios = [(key, *one) for key, one in lost.items() if one is not None]
     ratios += [(key, ratio, False) for key, ratio in story.without.items()]
     gains = {key: math.log(ratio) for key, ratio, _ in ratios if 1 < ratio < math.inf}
     whole = sum(gains.values())
@@ -241,6 +234,23 @@ def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
         if ratio > 1
     ]
     return sorted(found, key=lambda one: -(one["price_ratio"] or math.inf))
+
+
+def _without(story: Story, best: Entrant, rows: Sequence[Row], key: str) -> tuple[float, bool] | None:
+    """Return the ratio of the best price without the first deployment's value of a setting to its own, and whether it
+    is only a lower bound: of the deployments compared at full length if there is one, else of short runs. Return None
+    if no structure has another value."""
+    value, prices = best.point.get(key), story.screening.prices
+    if all(e.point.get(key) == value for e in story.entrants):
+        return None
+    whole = [sure_price(story.aim, r) for r in rows if story.finalists[r["label"]].point.get(key) != value]
+    if whole:
+        return min(whole) / sure_price(story.aim, rows[0]), False
+    own = [prices[e.variant.label] for e in story.kept if e.point == {k: best.point.get(k) for k in e.point}]
+    near = [prices[e.variant.label] for e in story.kept if e.point.get(key) != value]
+    if not own:
+        return None
+    return (min(near) / min(own), False) if near else (NEAR, True)
 
 
 def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:

@@ -116,6 +116,15 @@ def test_gpus_are_compared_by_rate_and_a_budget_by_what_it_buys() -> None:
     assert bought["recommendation"]["settings"]["replicas"] == 12
 
 
+@pytest.mark.parametrize("price", [0.13, 0.16])
+def test_a_setting_is_worth_what_the_best_compared_deployment_without_it_costs_more(price: float) -> None:
+    """At full length, the only other GPU costs 6 or 30 % more; short runs see none and 5 % of that."""
+    found = ask(price={"h100": 1.2, "l40s": price}).attrs["document"]["recommendation"]
+    knob = next(one for one in found["knobs"] if one["key"] == "gpu")
+    assert (found["first"], found["runner_up"]["label"]) == ("h100", "l40s")
+    assert (knob["price_ratio"], knob["at_least"]) == (found["runner_up"]["price_ratio"], False)
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
