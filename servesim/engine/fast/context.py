@@ -71,8 +71,10 @@ class FastContext(PlanContext):
         """Whether the scheduler must also plan again after requests end."""
         self.refused = False
         """Whether a request was refused for lack of memory."""
+        self.idle = not scheduler.running
+        """Whether nothing runs: with no request there, the scheduler cannot look at what changes as they decode."""
         if memory is not None:
-            memory.looked = not scheduler.running  # with none there, it could not look at what changes
+            memory.looked = False
         if lockstep is not None:
             lockstep.looked = False
 

@@ -114,7 +114,7 @@ class FastCore(EngineCore):
         if lockstep is None:
             step = super().enter(plan, now)
             all_served = ctx.served and not ctx.num_left and len(plan._tokens) == len(self.scheduler.running)
-            self._note(ctx, step is not None and all_served and not looked, True)
+            self._note(ctx, step is not None and all_served and not (looked or ctx.idle), True)
             self.tokens_again = tokens_again(self, ctx, step)
             if self.memory is not None and step is not None:
                 for request in step.sampled:
@@ -125,7 +125,7 @@ class FastCore(EngineCore):
         lockstep.end_plan(plan)
         n = lockstep.due
         pauses = n == 0 and len(lockstep.members) > 0
-        self._note(ctx, ctx.served and not pauses and not looked, not plan._tokens)
+        self._note(ctx, ctx.served and not (pauses or looked or ctx.idle), not plan._tokens)
         self.rests = False
         if not n and not plan._tokens:
             self.stands = False
