@@ -278,7 +278,7 @@ class PlanContext:
             request.hit_tokens = request.hit_tokens if come else hit.num_tokens
             request.scheduled_ns = self._now
             self.plan.admitted.append(request)
-        self.plan._tokens[request] = num_tokens  # as `schedule` does, whose call each admission paid
+        self.plan._tokens[request] = num_tokens  # `schedule`, written out to save each admission a call
         if drafts:
             self.plan.drafts[request] = drafts
         return True
