@@ -51,15 +51,16 @@ def optimistic_rate(setup: Setup, work: Work, limit_ms: float) -> float:
     if setup.scenario.speculation["name"] != "none" or fleet_varies(setup.scenario):
         return math.inf
     scenario: Any = setup.scenario
-    selective = scenario.disaggregate is not None  # decode pools may compute any prompt
     rates = dict[str, float]()
     for pool in setup.pools:
-        elsewhere = pool.pool.role == "decode" or (pool.pool.role == "prefill" and selective)
+        role = pool.pool.role
+        # With `disaggregate`, decode pools may compute any prompt.
+        elsewhere = role == "decode" or (role == "prefill" and scenario.disaggregate is not None)
         prefill = 0.0 if work.shared or elsewhere else work.prompt * _prefill_ns_per_token(pool, work)
-        decode = 0.0 if pool.pool.role == "prefill" else _decode_ns(pool, work, limit_ms)
+        decode = 0.0 if role == "prefill" else _decode_ns(pool, work, limit_ms)
         busy = max(prefill, decode)
         rate = len(pool.cores) * 1e9 / busy if busy else math.inf
-        rates[pool.pool.role] = rates.get(pool.pool.role, 0.0) + rate
+        rates[role] = rates.get(role, 0.0) + rate
     both = rates.pop("both", 0.0)
     return both + (min(rates.values()) if rates else 0.0)
 

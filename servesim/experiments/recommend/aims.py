@@ -120,7 +120,7 @@ class Headroom(_Rate):
     name = "headroom"
 
     def rank(self, v: Variant, price: float) -> tuple[float, ...]:
-        alone = Variant(v.label, v.axes, {**v.settings, "pd": None})
+        alone = Variant(v.label, v.axes, {key: value for key, value in v.settings.items() if key != "pd"})
         return (fleet_usd(alone, int(v.settings.get("replicas") or 1)), price)
 
 

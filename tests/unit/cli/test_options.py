@@ -146,7 +146,15 @@ def test_a_parameter_belongs_to_the_policy_named_wherever_that_stands(call: Call
         assert variant.label == f"scheduler.max_num_seqs={variant.settings['scheduler']['max_num_seqs']}"
 
 
-@pytest.mark.parametrize("words", [["--pd", "none"], ["--pd", "null"], ["--set", "pd=none"], ["--kv-dtype", "auto"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--pd", "none"],
+        ["--pd", "null"],
+        pytest.param(["--set", "pd=none"], marks=pytest.mark.feature("handoff")),
+        ["--kv-dtype", "auto"],
+    ],
+)
 def test_none_and_auto_are_a_setting_that_is_not_given(words: list[str], call: Call) -> None:
     plain = {"trace": "t", "model": "llama-3.1-8b", "gpu": "h100"}
     assert Scenario.of(plain | call("run", *words)[2]) == Scenario.of(plain)
@@ -201,9 +209,10 @@ def test_axes_come_in_the_order_typed_and_the_last_of_two_holds(call: Call) -> N
         ("--engine.blocksize 3", '--engine.blocksize (did you mean "--engine.block-size"?)'),
         ("--clients.timeouts=3", '--clients.timeouts (did you mean "--clients.timeout-s"?)'),
         ("--schedulr.max-num-seqs 3", '--schedulr.max-num-seqs (did you mean "--scheduler.max-num-seqs"?)'),
-        (
+        pytest.param(
             "--nothing.at-all 3",
             "--nothing.at-all (choose from: acceptance, clients, cluster, disaggregate, engine,",
+            marks=pytest.mark.feature("handoff"),
         ),
         ("--scheduler. 3", "--scheduler. (add a parameter name after the dot)"),
         ("--tp.x 3", "--tp.x (choose from"),

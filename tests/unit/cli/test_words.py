@@ -91,6 +91,7 @@ def test_none_is_a_setting_that_is_not_given_where_that_is_the_default(section: 
     assert refused == []
 
 
+@pytest.mark.feature("handoff")
 def test_none_for_prefill_and_decode_apart_is_one_pool_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "scenario.yaml"
     text = "model: llama-3.1-8b\ntrace: synth:rate=1,n=1\ngpu: h100\npd: none\nrequests: none\n"

@@ -149,6 +149,7 @@ def test_an_engine_without_a_known_command_is_refused() -> None:
         command(BASE | {"preset": "orca"})
 
 
+@pytest.mark.feature("handoff")
 def test_pools_are_refused_with_the_forms_that_hold_them() -> None:
     with pytest.raises(UserError, match="forms that hold them: dynamo, llm-d"):
         command(BASE | {"pd": "1x1:1x1"})

@@ -28,6 +28,7 @@ def held(settings: dict[str, Any], form: str) -> dict[str, Any]:
     return _read(forms.resolve(form)[0](), text, form)
 
 
+@pytest.mark.feature("handoff")
 @pytest.mark.feature("data_parallel")
 @given(st.data())
 def test_every_form_that_holds_a_scenario_is_read_as_the_same_scenario(data: st.DataObject) -> None:
@@ -140,6 +141,7 @@ def test_drafts_are_held_outside_the_comment(form: str, preset: str) -> None:
     assert found["speculation"] == {"name": "eagle3", "k": 4} or found["speculation"] == "eagle3:k=4"
 
 
+@pytest.mark.feature("handoff")
 @pytest.mark.parametrize(
     "scaler",
     [
@@ -163,6 +165,7 @@ def test_what_dynamos_planner_has_no_key_for_is_in_the_comment() -> None:
     assert "scaler.max=4 scaler.isl=500" in text.partition("\n")[0]
 
 
+@pytest.mark.feature("handoff")
 @pytest.mark.parametrize("form", ["dynamo", "llm-d"])
 def test_prefill_and_decode_apart_are_two_pools(form: str) -> None:
     found = held(BASE | {"pd": "2x1:1x4"}, form)["pools"]
@@ -172,6 +175,7 @@ def test_prefill_and_decode_apart_are_two_pools(form: str) -> None:
     ]
 
 
+@pytest.mark.feature("handoff")
 @pytest.mark.parametrize("form", ["compose", "kubernetes"])
 def test_prefill_and_decode_apart_are_refused_where_nothing_connects_them(form: str) -> None:
     with pytest.raises(UserError, match="prefill and decode apart need a form that connects them: dynamo or llm-d"):

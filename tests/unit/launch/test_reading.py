@@ -210,6 +210,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(part, (*at, key))
 
 
+@pytest.mark.feature("handoff")
 @pytest.mark.parametrize(("form", "more"), WRITTEN)
 @given(st.data())
 def test_a_manifest_with_a_part_of_another_type_is_a_deployment_or_one_line(

@@ -31,6 +31,7 @@ def check(text: str) -> None:
         jsonschema.Draft7Validator(schema).validate(document)
 
 
+@pytest.mark.feature("handoff")
 @given(st.data())
 def test_every_written_manifest_fits_its_schema(data: st.DataObject) -> None:
     settings = data.draw(scenarios() | apart())
@@ -40,6 +41,7 @@ def test_every_written_manifest_fits_its_schema(data: st.DataObject) -> None:
                 check(text)
 
 
+@pytest.mark.feature("handoff")
 @pytest.mark.parametrize(
     ("form", "more"),
     [

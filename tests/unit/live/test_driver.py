@@ -179,13 +179,16 @@ def conversations(count: int) -> Clients:
     return clients
 
 
-@pytest.mark.parametrize("settings", [BEHIND_ROUTER, APART], ids=["router", "apart"])
+@pytest.mark.parametrize(
+    "settings", [BEHIND_ROUTER, pytest.param(APART, marks=pytest.mark.feature("handoff"))], ids=["router", "apart"]
+)
 def test_conversations_hit_what_was_said_as_in_the_offline_run(settings: dict[str, Any]) -> None:
     seen, result = live(settings, conversations(40))
     same(seen, result)
     assert sum(stream.cached_tokens > 300 for stream in seen.streams.values()) > 20
 
 
+@pytest.mark.feature("handoff")
 @pytest.mark.parametrize("rate", [20, 100])
 def test_prefill_and_decode_apart_are_those_of_the_offline_run(rate: float) -> None:
     seen, result = live(APART, crowd(rate, 1000, 0.2))

@@ -139,6 +139,7 @@ def test_a_listening_router_and_a_publisher_together_leave_the_run_as_it_is(rout
     same(seen, servesim.simulate(settings, trace=recording.trace(), intervals=False))
 
 
+@pytest.mark.feature("handoff")
 def test_prefill_and_decode_apart_publish_as_three_engines_and_are_still_the_offline_run() -> None:
     recording, endpoint = Recording(), next(_names)
     hearing = Subscriber(endpoint, f"{endpoint}_dp1", f"{endpoint}_dp2")

@@ -23,6 +23,8 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "sglang": {**ONE, "scheduler": "sglang", "kv": "prefix-radix"},
     "ranks": {**ONE, "model": "qwen3-30b-a3b", "dp": 2, "ep": 2},
 }
+NEEDS = {"apart": ["handoff"], "ranks": ["data_parallel"]}
+"""Features that a deployment uses."""
 
 
 async def _read(stream: Stream) -> None:
@@ -32,10 +34,7 @@ async def _read(stream: Stream) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.feature("data_parallel")) if name == "ranks" else name
-        for name in DEPLOYMENTS
-    ],
+    [pytest.param(name, marks=[pytest.mark.feature(each) for each in NEEDS.get(name, ())]) for name in DEPLOYMENTS],
 )
 def test_requests_that_have_left_are_forgotten(name: str) -> None:
     loop = VirtualLoop()

@@ -191,6 +191,7 @@ def test_drafts_are_counted_by_position() -> None:
     assert page.of("vllm:inter_token_latency_seconds_count") < page.of("vllm:generation_tokens_total") / 1.5
 
 
+@pytest.mark.feature("handoff")
 def test_prefill_and_decode_engines_count_what_each_of_them_does() -> None:
     run = Run(APART, crowd(40, 200, 0.0))
     page, rows = run.page, run.rows

@@ -46,7 +46,7 @@ def own_labels(row: dict[str, str]) -> set[str]:
     ("engine", "settings", "common"),
     [
         ("vllm", BEHIND_ROUTER, {"model_name", "engine"}),
-        ("vllm", APART, {"model_name", "engine"}),
+        pytest.param("vllm", APART, {"model_name", "engine"}, marks=pytest.mark.feature("handoff")),
         ("vllm", DRAFTS, {"model_name", "engine"}),
         ("sglang", SGLANG, {"model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank"}),
         (
@@ -128,6 +128,7 @@ sleep_mode_* and rl_weight_update_* (no such calls), nixl_*, kv_offload_* and si
 each); and what is not the engine's: http_requests_total, http_request_duration_seconds, process_*, up."""
 
 
+@pytest.mark.feature("handoff")
 def test_what_vllms_dashboards_ask_for_is_there() -> None:
     pages = [Run(settings, crowd(40, 100, 0.0)).page for settings in (APART, DRAFTS)]
     for name in DASHBOARDS.split():

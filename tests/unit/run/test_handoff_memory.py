@@ -10,6 +10,7 @@ import servesim
 from servesim.errors import PolicyError, UserError
 
 
+@pytest.mark.feature("handoff")
 def test_a_deadlock_of_handoffs_in_tiny_memory_says_that_memory_is_too_small() -> None:
     pd = pytest.importorskip("pandas")
     rows = [(0, 10, 9, -2), (1, 10, 8, 2), (21, 2, 10, -3), (26, 5, 9, -2), (26, 12, 8, 1), (66, 5, 13, -3)]
@@ -37,6 +38,7 @@ def test_a_deadlock_of_handoffs_in_tiny_memory_says_that_memory_is_too_small() -
             assert result.summary["requests"]["completed"] == len(rows)
 
 
+@pytest.mark.feature("handoff")
 def test_a_policy_that_does_not_run_what_has_arrived_is_at_fault_itself(tmp_path: Path) -> None:
     file = tmp_path / "lazy.py"
     file.write_text(

@@ -230,6 +230,7 @@ def test_what_comes_once_is_not_stored_where_hicache_is_selective() -> None:
     )
 
 
+@pytest.mark.feature("handoff")
 def test_a_store_is_one_for_prefill_and_decode_replicas_with_as_many_gpus() -> None:
     """The prompt of a turn begins with the answer before it, which only the decode side computed."""
     trace = "synth:arrivals=poisson,rate=4,prompt=300,output=100,turns=chat(turns=3,think=2)"

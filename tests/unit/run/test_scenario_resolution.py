@@ -152,7 +152,11 @@ def test_limits_that_the_run_never_reached_are_reported() -> None:
         ({"model": "llama-3.1-70b"}, "no KV block fits (try --tp 2, --dtype fp8, --ignore-memory)"),
         ({"model": "llama-3.1-70b", "gpu": "l40s"}, "(try --tp 4, --dtype fp8, --ignore-memory)"),
         ({"model": "llama-3.1-405b", "gpu": "l40s"}, "(try --pp, as no tp up to 8 fits, --dtype fp8"),
-        ({"model": "llama-3.1-70b", "pd": "1x1:1x4"}, "(try tp 2 for pool prefill, "),
+        pytest.param(
+            {"model": "llama-3.1-70b", "pd": "1x1:1x4"},
+            "(try tp 2 for pool prefill, ",
+            marks=pytest.mark.feature("handoff"),
+        ),
         ({"scheduler": "vlm"}, "unknown scheduler 'vlm' (did you mean \"vllm\"?)"),
         ({"scheduler": "vllm:max_num_seq=3"}, "unknown parameter 'max_num_seq' (did you mean \"max_num_seqs\"?)"),
         ({"scheduler": "vllm:max_num_seqs=0"}, "max_num_seqs is 0 but must be at least 1"),

@@ -86,6 +86,7 @@ def test_a_run_that_names_its_version_or_has_none_says_nothing(more: dict[str, A
     assert under_versions({**SETTINGS, **more}, 60) is None
 
 
+@pytest.mark.feature("handoff")
 @pytest.mark.parametrize("more", [{"pd": "1x1:1x1"}, {"stream": True}])
 def test_pools_without_engines_of_their_own_and_streamed_runs_say_it_too(more: dict[str, Any]) -> None:
     found = under_versions({**SETTINGS, **more}, 60)

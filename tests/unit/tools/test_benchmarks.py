@@ -14,9 +14,12 @@ from servesim.run.scenario import Scenario
 STORED = json.loads(RESULTS.read_text())
 
 
+NEEDS = {"dp-2": ["data_parallel"], "pd-1p1d": ["handoff"]}
+"""Features whose settings a case names."""
+
+
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.feature("data_parallel")) if name == "dp-2" else name for name in CASES],
+    "name", [pytest.param(name, marks=[pytest.mark.feature(each) for each in NEEDS.get(name, ())]) for name in CASES]
 )
 def test_every_case_is_a_scenario(name: str) -> None:
     Scenario.of({"trace": "file", **BASE, **CASES[name].settings})

@@ -11,6 +11,7 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.cli.tables import print_recommend
+from servesim.contracts.feature import installed
 from servesim.experiments.axes import Variant
 from servesim.experiments.bounds import Work, optimistic_rate
 from servesim.experiments.goals import goals_of
@@ -22,6 +23,7 @@ from servesim.run.serve_command import merged, served
 from servesim.run.trace_source import open_scenario
 from servesim.workload.trace import Trace
 
+APART_OFF = {"pd": None} if any(feature.name == "handoff" for feature in installed()) else {}
 QUESTION: dict[str, Any] = {
     "trace": "synth:rate=1,prompt=4000,output=20",
     "requests": 80,
@@ -34,7 +36,7 @@ QUESTION: dict[str, Any] = {
     "scheduler.max_num_seqs": 256,
     "scheduler.long_prefill_token_threshold": 0,
     "scheduler.max_num_batched_tokens": [2048, 8192],
-    "pd": None,
+    **APART_OFF,
     "dp": 1,
     "router": "round-robin",
     "slo": "ttft:p99<200ms",
@@ -186,6 +188,7 @@ def test_the_bound_is_above_what_a_deployment_carries() -> None:
         assert bound >= document.attrs["document"]["rows"][0]["rate"]
 
 
+@pytest.mark.feature("handoff")
 def test_the_bound_with_prefill_and_decode_apart_is_above_what_they_carry() -> None:
     asked = {k: QUESTION[k] for k in ("trace", "model", "slo")} | {"requests": 1_500, "gpu": "h100"}
     space = space_of(asked, {}, False)

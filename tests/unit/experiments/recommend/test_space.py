@@ -114,6 +114,7 @@ def test_a_model_too_large_is_refused_with_a_reason(tp: int) -> None:
     assert isinstance(space.set_up({"gpu": "l40s", "dtype": "bf16", "tp": tp}), str)
 
 
+@pytest.mark.feature("handoff")
 def test_none_and_auto_fix_a_setting_at_its_default() -> None:
     space = space_of({**BASE}, {"pd": "none", "kv_dtype": "auto"}, False)
     assert space.base["pd"] is None
