@@ -69,7 +69,12 @@ class Hybrid(BlockwisePrefix):
         self._boundary: dict[Request, int] = {}  # end of the longest prefix that any group had
 
     def fits(self, request: Request) -> bool:
-        return self._needed(request.prompt_len + request.max_tokens, MISS, capped=True) < self.num_blocks
+        """Return whether a request fits into empty memory, even while a state, of its own or found in the cache, is held
+        along with the blocks that it moves on to."""
+        tokens = request.prompt_len + request.max_tokens
+        moves = self._blocks(min(tokens, self.max_model_len)) > self.state_blocks
+        held = self.windows.count(STATE_WINDOW) if moves else 0
+        return self._needed(tokens, MISS, capped=True) + held < self.num_blocks
 
     def lookup(self, request: Request) -> Hit:
         """Return the longest prefix that all groups have, excluding the last token. Each kind of group in turn may

@@ -75,13 +75,16 @@ class Waiting:
             self._clock.at(due, CHANGE, lambda event: self.recall())
 
     def recall(self) -> None:
-        """Make the router reconsider its requests at the end of this instant if any are waiting."""
+        """Make the router reconsider its requests at the end of this instant if any are waiting. That alone does not keep
+        the simulation going, or recurring reports, each of which asks for it, would go on as long as requests wait."""
         if self._heaps and not self._recalled:
             self._recalled = True
+            self._clock.background += 1
             self._clock.at(self._clock.ns, RECALL, self._recall)
 
     def _recall(self, event: Event) -> None:
         self._recalled = False
+        self._clock.background -= 1
         for model in list(self._heaps):
             self._ask(self._heaps[model])
             if not self._heaps[model]:

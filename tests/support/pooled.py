@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from servesim.cost.slowed import Slowed
 from servesim.engine.pool import Pool
 from servesim.workload.trace import Trace
-from tests.support.strategies import worlds
+from tests.support.strategies import ALL_AT_ONCE, worlds
 from tests.support.worlds import World
 
 MODELS = ("a", "b")
@@ -55,5 +55,8 @@ def pooled_worlds(draw: st.DrawFn, samples: bool = False) -> Pooled:
         # slots for drafts end where memory does, in the smaller pool too
         most = (max(world.num_blocks // 2, 2) - 1) // len(world.windows) * world.block_size
         fields["max_model_len"] = min(world.max_model_len, most)
+    if world.kv in ALL_AT_ONCE:
+        room = max(world.num_blocks // 2, 2) * world.block_size
+        fields["max_model_len"] = min(fields["max_model_len"], 1 << (room.bit_length() - 1))
     fields |= {"replicas": sum(sizes), "sizes": sizes, "models": models, "trace": labelled(world.trace, asked)}
     return Pooled(**fields)

@@ -243,6 +243,14 @@ def test_the_gate_counts_at_most_two_blocks_for_a_state_however_long_the_prompt(
     assert longest(29, [KvGroup(1), KvGroup(1, 2), KvGroup(1, 2)], BLOCK, 8) == 100
 
 
+def test_a_request_fits_only_if_the_state_that_it_moves_on_from_does_too() -> None:
+    """Of 40 tokens full attention has ten blocks and each state two; what was found in the cache, or the block that is
+    left at the next step, is a third. With blocks for two alone such a request would wait forever."""
+    request = Request(0, "", 36, 4, 0)
+    assert not hybrid(16, None, 2, 2, in_flight=16).fits(request)
+    assert hybrid(10 + 3 + 3 + 1, None, 2, 2, in_flight=16).fits(request), "and the null block"
+
+
 def test_kv_from_elsewhere_comes_for_what_windows_reach_into_alone() -> None:
     """Window 6: tokens from 9 on attend 4 and later, so of 9 tokens that come block 0 is not taken."""
     kv = hybrid(6, None, 6)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import servesim
 from servesim.features.view_lag.part import Reporting
+from tests.support.worlds import World, toy_trace
 
 pytestmark = pytest.mark.feature("view_lag")
 RUN: dict[str, Any] = {
@@ -72,3 +75,19 @@ def test_pools_share_the_views_of_their_router() -> None:
     result = servesim.simulate(**without, pools=pools, router="llm-d")
     assert result.scenario.cluster.report_every_s == 0.05
     assert result.summary["router_view"]["sent"] == 20
+
+
+@pytest.mark.parametrize(("every_ns", "lag_ns"), [(700, 0), (700, 700), (700, 1500)])
+def test_reports_end_though_requests_wait_in_the_router_forever(tmp_path: Path, every_ns: int, lag_ns: int) -> None:
+    """Each report makes the router reconsider, which by itself is no reason for the next one."""
+    (tmp_path / "held.py").write_text(
+        "from servesim.contracts import WAIT, Router\n\n\nclass Held(Router):\n"
+        "    def route(self, request, views):\n        return WAIT\n"
+    )
+    router = f"{tmp_path / 'held.py'}:Held"
+    world = World(toy_trace([0, 50], [8, 8], [2, 2]), router=router, report_every=every_ns, report_lag=lag_ns)
+    cluster = world.cluster("reference")
+    cluster.start()
+    steps = sum(1 for _ in takewhile(bool, (cluster.step() for _ in range(2_000))))
+    assert steps < 200
+    assert cluster.num_waiting == 2
