@@ -65,6 +65,20 @@ def optimistic_rate(setup: Setup, work: Work, limit_ms: float) -> float:
     return both + (min(rates.values()) if rates else 0.0)
 
 
+def too_long(setup: Setup, trace: Trace, goals: Sequence[Goal]) -> str | None:
+    """Return why a deployment misses a goal at any load: it rejects more requests, for their length, than the goal may
+    miss, by more than traces that are drawn alike differ (four standard deviations). None if it does not."""
+    most = max(pool.cores[0].scheduler.limits.max_model_len for pool in setup.pools if pool.cores)
+    rejected = float((trace.prompt_len + trace.max_tokens > most).mean())
+    share = max((goal.share for goal in goals if goal.of is None and not goal.without), default=0.0)
+    if rejected - (1 - share) <= 4 * math.sqrt(share * (1 - share) / len(trace)):
+        return None
+    return (
+        f"{100 * rejected:.2g} % of the requests exceed its limit of {most:,} tokens (prompt + max_tokens), and the SLO "
+        f"allows {100 * (1 - share):.2g} % to miss"
+    )
+
+
 def first_replicas(rate: float, each: float, most: int) -> int:
     """Return the number of replicas, at most `most`, from which a search that doubles starts, if each one serves at
     most `each` of `rate` requests/s: the smallest power of two that is not ruled out, so that the search tries what it

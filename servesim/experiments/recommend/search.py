@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
-from servesim.experiments.bounds import Work, optimistic_rate, tpot_limit
+from servesim.experiments.bounds import Work, optimistic_rate, too_long, tpot_limit
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.recommend.aims import Aim, Headroom, LeastLatency, PriceForRate
 from servesim.experiments.recommend.answer import Story
@@ -75,8 +76,8 @@ class Search:
         space = self._q.space
         entrants = [e for point in space.structures() if (e := self._checked(point)) is not None]
         if not entrants:
-            why = next(iter(self._refused.values()), "no GPU is left")
-            raise UserError(f"recommend: no deployment of {space.base.get('model')} runs: {why}")
+            why = Counter(self._refused.values() or ["no GPU is left"]).most_common(1)[0][0]
+            raise UserError(f"recommend: no deployment of {space.base.get('model')} is possible: {why}")
         return entrants
 
     def _screened(self, race: Race, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Entrant]]:
@@ -87,11 +88,20 @@ class Search:
 
     def _told(self, best: Sequence[Entrant], story: Story) -> tuple[list[Variant], Story]:
         """Return the deployments to compare at full length, of the best ones, and the story with them."""
-        final = {(v := self._final(e, story.fine)).label: (v, e) for e in best or story.entrants[:1]}
+        finalists = best or self._closest(story.screening, story.entrants)
+        final = {(v := self._final(e, story.fine)).label: (v, e) for e in finalists}
         story.finalists = {label: e for label, (_, e) in final.items()}
         if best:
             story.ablate(best[0], self._without(best[0]))
         return [v for v, _ in final.values()], story
+
+    @staticmethod
+    def _closest(race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
+        """Return the structures that came closest to the SLO at some load, if none met it."""
+        margins = dict[str, float]()
+        for (label, _), judged in race.seen().items():
+            margins[label] = max(judged.margin, margins.get(label, -math.inf))
+        return sorted(entrants, key=lambda e: (-margins.get(e.variant.label, -math.inf), e.bound))[:FINALISTS]
 
     def _best_published(self, race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
         """Return the best structure with the published formats, however far it is from the best, if there is one."""
@@ -156,6 +166,9 @@ class Search:
             return None
         if not self._q.terms.by_formula and not measured(setup):
             self._refused[v.label] = "most of its GPU time would come from formulas (--by-formula accepts that)"
+            return None
+        if why := too_long(setup, self._q.trace, self._q.goals):
+            self._refused[v.label] = why
             return None
         sized = self._q.sized(point)
         if sized is None:

@@ -13,11 +13,12 @@ from servesim import UserError
 from servesim.cli.tables import print_recommend
 from servesim.contracts.feature import installed
 from servesim.experiments.axes import Variant
-from servesim.experiments.bounds import Work, optimistic_rate
+from servesim.experiments.bounds import Work, optimistic_rate, too_long
 from servesim.experiments.goals import goals_of
 from servesim.experiments.recommend.aims import Headroom, MostForBudget, MostTraffic, PriceForRate, PricePerRequest
 from servesim.experiments.recommend.lengths import Length, horizon_s, relaxation_s, work_of
 from servesim.experiments.recommend.space import space_of
+from servesim.experiments.smallest_tp import set_up_alone
 from servesim.run.scenario import Scenario
 from servesim.run.serve_command import merged, served
 from servesim.run.trace_source import open_scenario
@@ -131,11 +132,11 @@ def test_a_setting_is_worth_what_the_best_compared_deployment_without_it_costs_m
     ("more", "said"),
     [
         ({"slo": {}}, "recommend: specify an SLO"),
-        ({"model": "llama-3.1-405b"}, "recommend: no deployment of llama-3.1-405b runs"),
+        ({"model": "llama-3.1-405b"}, "recommend: no deployment of llama-3.1-405b is possible"),
         ({"gpus": 0}, "gpus is 0 but must be from 1 to 4096"),
         ({"gpus": 5000}, "gpus is 5000 but must be from 1 to 4096"),
         ({"budget": 9.0, "gpus": 3, "rate": 3.0}, "recommend: specify either gpus or a budget"),
-        ({"budget": 0.5, "rate": 3.0}, r"no deployment of llama-3.2-1b runs: more than \$0.50/h"),
+        ({"budget": 0.5, "rate": 3.0}, r"no deployment of llama-3.2-1b is possible: more than \$0.50/h"),
         ({"slo": {}, "slo_classes": {"a": {"ttft": 90}}, "budget": 9.0, "rate": 3.0}, "specify a latency to minimize"),
         ({"latency": "itl", "budget": 9.0, "rate": 3.0}, "latency is 'itl' but must be one of ttft, tpot, e2el"),
         ({"latency": "ttft", "budget": 9.0}, "only with a rate, and a budget or gpus"),
@@ -143,7 +144,12 @@ def test_a_setting_is_worth_what_the_best_compared_deployment_without_it_costs_m
         ({"budget": 9.0, "gpus": 3}, "recommend: specify either gpus or a budget"),
         ({"budget": 0.0}, "budget is 0 but must be above 0 and at most 100,000 dollars per hour"),
         ({"budget": float("nan")}, "budget is nan but must be above 0"),
-        ({"budget": 0.5}, r"no deployment of llama-3.2-1b runs: more than \$0.50/h"),
+        ({"budget": 0.5}, r"no deployment of llama-3.2-1b is possible: more than \$0.50/h"),
+        (
+            {"trace": "synth:rate=1,prompt=uniform(1000,2000),output=20", "engine.max_model_len": 1920},
+            r"is possible: 1\d % of the requests exceed its limit of 1,920 tokens \(prompt \+ max_tokens\), and the SLO "
+            "allows 1 % to miss",
+        ),
         ({"rate": float("inf")}, "recommend: no deployment can sustain an infinite rate"),
         ({"rate": [1.0, 2.0]}, "recommend: specify one rate to find the cheapest deployment"),
         ({"rate": 5.0, "replicas": [1, 2]}, "recommend: --replicas cannot be combined with --rate"),
@@ -160,6 +166,28 @@ def test_a_question_without_an_answer_is_one_line(more: dict[str, Any], said: st
     with pytest.raises(UserError, match=said) as caught:
         ask(**more)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("longer", "refused"), [(0, False), (10, False), (22, False), (23, True), (1_000, True)])
+def test_requests_too_long_rule_a_deployment_out_only_if_they_surely_miss_the_slo(longer: int, refused: bool) -> None:
+    """Of 1,000 requests ten may miss, and 3.15 is the standard deviation of their number."""
+    shared = {key: QUESTION[key] for key in ("trace", "model", "slo")}
+    settings = {**shared, "gpu": "h100", "engine": {"max_model_len": 600}}
+    prompt_len = np.full(1_000, 500)
+    prompt_len[:longer] = 600
+    trace = Trace.from_lengths("own", np.arange(1_000), prompt_len, np.full(1_000, 100))
+    found = too_long(set_up_alone(settings), trace, goals_of(Scenario.of(settings), 0.99))
+    assert (found is not None) == refused
+
+
+def test_if_no_deployment_meets_the_slo_the_one_is_named_that_came_closest() -> None:
+    """The slower GPU is tried first; on the faster one, more prompts are within the limit."""
+    document = ask(trace="synth:rate=1,prompt=uniform(100,30000),output=20", gpu=["l40s", "h100"], slo="ttft:p99<100ms")
+    document = document.attrs["document"]
+    assert document["recommendation"] is None
+    shares = {row["gpu"]: row["best_attainment"] for row in document["rows"]}
+    assert max(shares, key=shares.__getitem__) == "h100"
+    assert "h100" in document["answer"].partition("comes closest")[0]
 
 
 def test_what_the_published_formats_cost_is_told_however_much_it_is() -> None:
