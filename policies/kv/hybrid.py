@@ -69,8 +69,8 @@ class Hybrid(BlockwisePrefix):
         self._boundary: dict[Request, int] = {}  # end of the longest prefix that any group had
 
     def fits(self, request: Request) -> bool:
-        """Return whether a request fits into empty memory, even while a state, of its own or found in the cache, is held
-        along with the blocks that it moves on to."""
+        """Return whether a request fits into empty memory, even while states, its own or found in the cache, are held
+        along with the blocks that they move on to."""
         tokens = request.prompt_len + request.max_tokens
         moves = self._blocks(min(tokens, self.max_model_len)) > self.state_blocks
         held = self.windows.count(STATE_WINDOW) if moves else 0

@@ -75,8 +75,8 @@ class Waiting:
             self._clock.at(due, CHANGE, lambda event: self.recall())
 
     def recall(self) -> None:
-        """Make the router reconsider its requests at the end of this instant if any are waiting. That alone does not keep
-        the simulation going, or recurring reports, each of which asks for it, would go on as long as requests wait."""
+        """Make the router reconsider its requests at the end of this instant if any are waiting. That alone does not
+        keep the simulation going, or reports, each of which asks for it, would go on as long as requests wait."""
         if self._heaps and not self._recalled:
             self._recalled = True
             self._clock.background += 1

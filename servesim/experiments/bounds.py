@@ -74,8 +74,8 @@ def too_long(setup: Setup, trace: Trace, goals: Sequence[Goal]) -> str | None:
     if rejected - (1 - share) <= 4 * math.sqrt(share * (1 - share) / len(trace)):
         return None
     return (
-        f"{100 * rejected:.2g} % of the requests exceed its limit of {most:,} tokens (prompt + max_tokens), and the SLO "
-        f"allows {100 * (1 - share):.2g} % to miss"
+        f"{100 * rejected:.2g} % of the requests exceed its limit of {most:,} tokens (prompt + max_tokens), and the "
+        f"SLO lets {100 * (1 - share):.2g} % miss"
     )
 
 

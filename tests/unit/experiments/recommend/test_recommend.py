@@ -147,8 +147,8 @@ def test_a_setting_is_worth_what_the_best_compared_deployment_without_it_costs_m
         ({"budget": 0.5}, r"no deployment of llama-3.2-1b is possible: more than \$0.50/h"),
         (
             {"trace": "synth:rate=1,prompt=uniform(1000,2000),output=20", "engine.max_model_len": 1920},
-            r"is possible: 1\d % of the requests exceed its limit of 1,920 tokens \(prompt \+ max_tokens\), and the SLO "
-            "allows 1 % to miss",
+            r"is possible: 1\d % of the requests exceed its limit of 1,920 tokens \(prompt \+ max_tokens\), and the "
+            "SLO lets 1 % miss",
         ),
         ({"rate": float("inf")}, "recommend: no deployment can sustain an infinite rate"),
         ({"rate": [1.0, 2.0]}, "recommend: specify one rate to find the cheapest deployment"),
