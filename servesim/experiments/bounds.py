@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from servesim.contracts.cost import Batch
 from servesim.experiments.goals import Goal
+from servesim.metrics.words import amount
 from servesim.run.pool import PoolSetup
 from servesim.run.scenario import fleet_varies
 from servesim.run.setup import Setup
@@ -68,15 +69,23 @@ def optimistic_rate(setup: Setup, work: Work, limit_ms: float) -> float:
 def too_long(setup: Setup, trace: Trace, goals: Sequence[Goal]) -> str | None:
     """Return why a deployment misses a goal at any load: it rejects more requests, for their length, than the goal may
     miss, by more than traces that are drawn alike differ (four standard deviations). None if it does not."""
-    most = max(pool.cores[0].scheduler.limits.max_model_len for pool in setup.pools if pool.cores)
+    most = max((pool.cores[0].scheduler.limits.max_model_len for pool in setup.pools if pool.cores), default=math.inf)
     rejected = float((trace.prompt_len + trace.max_tokens > most).mean())
     share = max((goal.share for goal in goals if goal.of is None and not goal.without), default=0.0)
     if rejected - (1 - share) <= 4 * math.sqrt(share * (1 - share) / len(trace)):
         return None
     return (
-        f"{100 * rejected:.2g} % of the requests exceed its limit of {most:,} tokens (prompt + max_tokens), and the "
-        f"SLO lets {100 * (1 - share):.2g} % miss"
+        f"{amount(100 * rejected, '%')} of the requests exceed its limit of {most:,} tokens (prompt + max_tokens), and "
+        f"the SLO lets {amount(100 * (1 - share), '%')} miss"
     )
+
+
+def alone_ns(setup: Setup, work: Work) -> float:
+    """Return the GPU time of the mean request by itself on the slowest pool, in ns."""
+    times = (pool.cost for pool in setup.pools)
+    context = work.prompt + work.output / 2
+    prompt = Batch(linear_tokens=max(int(work.prompt), 1), prefill=[(max(int(work.prompt), 1), 0)], sampled=1)
+    return max(cost.price(prompt).gpu_ns + work.output * cost.price(_decodes(1, context)).gpu_ns for cost in times)
 
 
 def first_replicas(rate: float, each: float, most: int) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from servesim.experiments.goals import Goal
 from servesim.experiments.run_metrics import Run
 from servesim.metrics.slo import time_text
+from servesim.metrics.words import amount
 
 MOST = 0.9
 """Fraction of the requests missing a limit that a group must contain to be given as the reason."""
@@ -44,7 +45,8 @@ class Misses(NamedTuple):
         token"."""
         if self.rejected:
             return "requests do not complete (longer than the server admits, or timed out)"
-        who = f"prompts over {self.over:,} tokens" if self.over is not None else f"{100 * self.share:.2g} % of requests"
+        over = self.over
+        who = f"prompts over {over:,} tokens" if over is not None else f"{amount(100 * self.share, '%')} of requests"
         limit = time_text(self.limit)
         return {
             "ttft": f"{who} wait longer than {limit} for their first token",
@@ -76,8 +78,9 @@ def _longer(prompt: NDArray[np.float64], missed: NDArray[np.bool_]) -> int | Non
     edge = float(np.quantile(prompt[missed], 1 - MOST))
     digits = 10 ** max(len(str(int(edge))) - 2, 0)
     length = int(edge) // digits * digits
-    rare = float((prompt > length).mean()) <= RARE and length > 0
-    return length if rare else None
+    longer = prompt > length
+    rare = float(longer.mean()) <= RARE and length > 0
+    return length if rare and float(longer[missed].mean()) >= MOST else None
 
 
 def exact_length(run: Run, misses: Misses) -> Misses:

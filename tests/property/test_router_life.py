@@ -34,7 +34,8 @@ def heard(world: World, mode: str) -> tuple[Cluster, list[tuple[Any, ...]]]:
         forked = sum(replica.core.num_forked for replica in cluster.replicas)
         in_flight = sum(replica.core.num_unfinished for replica in cluster.replicas)
         assert cluster.num_arrived + forked == cluster.num_left + cluster.num_waiting + in_flight
-    served = {replica.model for replica in cluster.replicas if replica.state != "gone"}
+    left = [replica for replica in cluster.replicas if replica.state != "gone"]
+    served = {name for replica in left for name in ("", replica.model)}
     assert cluster.waiting.num_for(served.__contains__) == 0, "only requests for a model without replicas wait on"
     assert sum(replica.core.num_unfinished for replica in cluster.replicas) == 0
     return cluster, router.heard

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
-from servesim.experiments.bounds import Work, optimistic_rate, too_long, tpot_limit
+from servesim.experiments.bounds import Work, alone_ns, optimistic_rate, too_long, tpot_limit
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.recommend.aims import Aim, Headroom, LeastLatency, PriceForRate
 from servesim.experiments.recommend.answer import Story
@@ -95,13 +95,19 @@ class Search:
             story.ablate(best[0], self._without(best[0]))
         return [v for v, _ in final.values()], story
 
-    @staticmethod
-    def _closest(race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
-        """Return the structures that came closest to the SLO at some load, if none met it."""
+    def _closest(self, race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
+        """Return the structures that came closest to the SLO at some load, if none met it. Of those that are equally
+        far from it, or never ran because their bounds exclude it, return those that serve a request alone fastest."""
         margins = dict[str, float]()
         for (label, _), judged in race.seen().items():
             margins[label] = max(judged.margin, margins.get(label, -math.inf))
-        return sorted(entrants, key=lambda e: (-margins.get(e.variant.label, -math.inf), e.bound))[:FINALISTS]
+
+        def rank(e: Entrant) -> tuple[float, float]:
+            setup = self._q.space.set_up(e.point)
+            alone = math.inf if isinstance(setup, str) else alone_ns(setup, self._work)
+            return -margins.get(e.variant.label, -1.0), alone
+
+        return sorted(entrants, key=rank)[:FINALISTS]
 
     def _best_published(self, race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
         """Return the best structure with the published formats, however far it is from the best, if there is one."""

@@ -190,6 +190,13 @@ def test_if_no_deployment_meets_the_slo_the_one_is_named_that_came_closest() -> 
     assert "h100" in document["answer"].partition("comes closest")[0]
 
 
+def test_if_bounds_rule_all_out_those_are_compared_that_serve_a_request_alone_the_fastest() -> None:
+    document = ask(trace="synth:rate=1,prompt=500,output=20", gpu=["l40s", "h100", "b200"], slo="tpot:p99<100us")
+    answer = document.attrs["document"]["answer"]
+    assert "b200" in answer.partition("comes closest")[0]
+    assert answer.endswith("tokens of 100 % of requests are more than 0.1 ms apart on an idle server")
+
+
 def test_what_the_published_formats_cost_is_told_however_much_it_is() -> None:
     more = {"model": "llama-3.1-8b", "gpu": "h100", "dtype": ["bf16", "fp8"], "slo": "tpot:p99<8ms"}
     found = ask(**more).attrs["document"]["recommendation"]
