@@ -51,7 +51,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 }
 MODELS = ("llama-3.1-8b", "qwen3-32b")
 OWN: dict[str, dict[str, Any]] = {
-    "long/qwen3-32b": {"trace": "synth:prompt=lognormal(9000,27000),output=lognormal(300,900)"}
+    "long/qwen3-32b": {"trace": "synth:prompt=lognormal(8000,20000),output=lognormal(300,900)"}
 }
 """Changes of a workload for a model: Qwen3 takes 40,960 tokens, which 5 % of the requests of `long` exceed."""
 LONG = 20_000
