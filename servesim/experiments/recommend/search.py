@@ -195,8 +195,13 @@ class Search:
         return race.aim.load(e.variant, race.prices[e.variant.label]) or 1.0
 
     def _with_features(self, head: Entrant, race: Race) -> list[Entrant]:
-        """Return the deployments that differ from one in a setting of a feature."""
-        return self._changed(head, race, self._q.space.features(head.point))
+        """Return the deployments that differ from one in a setting of a feature, with its flags and without: a batch
+        size that suits prompts and answers together may not suit a pool that serves answers alone."""
+        flags = self._q.space.flags(head.point).keys() - self._q.space.own.keys()
+        point = {key: value for key, value in head.point.items() if key not in flags}
+        bare = Entrant(point, self._q.space.variant(point))
+        heads = [head] if point == head.point else [head, bare]
+        return [e for one in heads for e in self._changed(one, race, self._q.space.features(one.point))]
 
     def _with_flags(self, head: Entrant, race: Race) -> list[Entrant]:
         """Return the deployments that differ from one in one flag."""

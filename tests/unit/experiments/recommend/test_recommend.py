@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ from servesim.cli.tables import print_recommend
 from servesim.contracts.feature import installed
 from servesim.experiments.axes import Variant
 from servesim.experiments.bounds import Work, optimistic_rate, too_long
+from servesim.experiments.capacity import Terms, opened
 from servesim.experiments.goals import goals_of
+from servesim.experiments.objects import Objects
 from servesim.experiments.recommend.aims import Headroom, MostForBudget, MostTraffic, PriceForRate, PricePerRequest
 from servesim.experiments.recommend.lengths import Length, horizon_s, relaxation_s, work_of
+from servesim.experiments.recommend.question import Question
+from servesim.experiments.recommend.race import Entrant
+from servesim.experiments.recommend.search import Search
 from servesim.experiments.recommend.space import space_of
 from servesim.experiments.smallest_tp import set_up_alone
 from servesim.run.scenario import Scenario
@@ -195,6 +201,21 @@ def test_if_bounds_rule_all_out_those_are_compared_that_serve_a_request_alone_th
     answer = document.attrs["document"]["answer"]
     assert "b200" in answer.partition("comes closest")[0]
     assert answer.endswith("tokens of 100 % of requests are more than 0.1 ms apart on an idle server")
+
+
+@pytest.mark.feature("handoff")
+def test_a_feature_is_tried_with_the_flags_found_so_far_and_without_them() -> None:
+    """For long prompts of Qwen3-32B on B200 under TensorRT-LLM, batches of at most 32 suit servers that do both, and
+    pools of three prefill servers and one decode server cost 52 % more with them."""
+    terms, objects = Terms(), Objects()
+    settings = {"trace": "synth:prompt=8000,output=300", "model": "llama-3.1-8b", "gpu": "h100", "preset": "vllm"}
+    question = Question.of({**settings, "slo": "ttft:p99<10s"}, {}, terms, objects, None, None, False)
+    with opened(terms, objects, question.space.base) as runner:
+        search = Search(question, runner, random.Random(0))
+        point = {**next(iter(question.space.structures())), "scheduler.max_num_seqs": 32}
+        head = Entrant(point, question.space.variant(point))
+        tried = search._with_features(head, search.race(question.scout, question.aim))
+    assert {e.point.get("scheduler.max_num_seqs") for e in tried if e.point.get("pd") == "3x1:1x1"} == {32, None}
 
 
 def test_what_the_published_formats_cost_is_told_however_much_it_is() -> None:
