@@ -2,7 +2,8 @@
 
 Replicas compute all prompt tokens and all output tokens. The better of two ideals bounds their rate: steps full of
 prompts with decodes for free, or the best batch of decodes that fits in memory and in the TPOT limit with prompts for
-free. Speculation and autoscaling are not bounded, and short runs may exceed the bound by what they leave in the queue.
+free. With speculation, all drafts are accepted, and drafting and verifying them is free. Replicas are those of the
+start. Short runs may exceed the bound by what they leave in the queue.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from servesim.contracts.cost import Batch
 from servesim.experiments.goals import Goal
 from servesim.metrics.words import amount
 from servesim.run.pool import PoolSetup
-from servesim.run.scenario import fleet_varies
 from servesim.run.setup import Setup
 from servesim.workload.trace import Trace
 
@@ -47,10 +47,8 @@ def tpot_limit(goals: Sequence[Goal]) -> float:
 
 
 def optimistic_rate(setup: Setup, work: Work, limit_ms: float) -> float:
-    """Return the requests/s that a deployment serves at most, or infinity if there is no bound: with prefill and decode
+    """Return the requests/s that a deployment serves at most with the replicas of the start: with prefill and decode
     apart, those of the slower side."""
-    if setup.scenario.speculation["name"] != "none" or fleet_varies(setup.scenario):
-        return math.inf
     scenario: Any = setup.scenario
     rates = dict[str, float]()
     for pool in setup.pools:
@@ -101,12 +99,15 @@ def first_replicas(rate: float, each: float, most: int) -> int:
 def _decode_ns(pool: PoolSetup, work: Work, limit_ms: float) -> float:
     """Return the time of a request in the best batch of decodes."""
     core = pool.cores[0]
+    each = 1 + (core.speculator.max_drafts if core.speculator is not None else 0)  # tokens of a request in a step
     context = work.prompt + work.output / 2
     tokens = core.kv.num_blocks * core.kv.block_size
     most = max(1, min(core.scheduler.limits.max_num_seqs, int(tokens / context)))
     sizes = sorted({most, *(2**i for i in range(most.bit_length()))})
     steps = ((size, pool.cost.price(_decodes(size, context)).ns) for size in sizes)
-    return min((work.output * ns / size for size, ns in steps if ns <= limit_ms * 1e6), default=math.inf)
+    return min(
+        (work.output * ns / (size * each) for size, ns in steps if ns <= each * limit_ms * 1e6), default=math.inf
+    )
 
 
 def _decodes(size: int, context: float) -> Batch:

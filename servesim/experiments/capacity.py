@@ -308,11 +308,16 @@ def check_question(command: str, known: Scenario, variants: Sequence[Variant]) -
         "specify one rate to find the cheapest deployment, or no rate to find the highest rate": "rate" in varied,
         "no deployment can sustain an infinite rate; specify --rate in requests/s, or omit it": known.rate == math.inf,
         searched: known.rate is not None and "replicas" in varied,
+        "specify a rate, because an autoscaler sets the number of replicas by the load": known.rate is None
+        and any(v.settings.get("scaler") is not None for v in variants),
+        "specify a rate, because clients that wait for answers never send more than a deployment carries": known.rate
+        is None
+        and bool(known.clients.max_concurrency or known.clients.max_sessions),
     }
     if said := next((said for said, wrong in faults.items() if wrong), ""):
         raise UserError(f"{command}: {said}")
     if known.rate is not None:
-        check_scalers(variants)
+        check_scalers(command, variants)
 
 
 def _check_measured(variants: Sequence[Variant]) -> None:

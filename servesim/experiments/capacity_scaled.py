@@ -34,12 +34,13 @@ def scaled_labels(variants: Sequence[Variant]) -> frozenset[str]:
     return frozenset(found)
 
 
-def check_scalers(variants: Sequence[Variant]) -> None:
-    """Raise UserError if an autoscaler's maximum number of replicas is given, because the search determines it."""
+def check_scalers(command: str, variants: Sequence[Variant]) -> None:
+    """Raise UserError, with the name of the command, if an autoscaler's maximum number of replicas is given, because
+    the search determines it."""
     for v in variants:
         if v.settings.get("scaler") is not None and "max" in policy_settings(v.settings["scaler"]):
             raise UserError(
-                "capacity: the autoscaler's max cannot be combined with --rate, because capacity searches for it"
+                f"{command}: the autoscaler's max cannot be combined with --rate, because {command} searches for it"
             )
 
 

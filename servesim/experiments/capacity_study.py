@@ -107,8 +107,9 @@ class Study:
 
     def _first(self, v: Variant, most: int) -> int:
         """Return the number of replicas to try first: by the cost model's bound, fewer do not carry the rate. It is 1
-        if requests cannot be served alone (servesim.experiments.idle), where the bound does not hold."""
-        if v.label not in self._alone_runs:
+        where the bound does not hold: if requests cannot be served alone (servesim.experiments.idle), or if replicas
+        come and go."""
+        if v.label not in self._alone_runs or v.label in self.scaled:
             return 1
         try:
             one = set_up_alone({**v.settings, **at_load(v.settings, "replicas", 1)})

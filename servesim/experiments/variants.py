@@ -63,12 +63,17 @@ def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     scenario."""
     try:
         scenario = Scenario.of(settings)
-        usd = None if fleet_varies(scenario) else sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
+        usd = None if fleet_varies(scenario) else usd_with_all_up(scenario)
     except UserError:
         return {"usd_per_hour": None, "open_loop": False}
     clients = scenario.clients
     paced = scenario.rate != float("inf") and clients.max_concurrency is None and clients.max_sessions is None
     return {"usd_per_hour": usd, "open_loop": paced}
+
+
+def usd_with_all_up(scenario: Scenario) -> float:
+    """Return the hourly price of a deployment while none of its replicas are down."""
+    return sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
 
 
 def _usd_per_hour(scenario: Scenario) -> float:

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.limit_search import LimitSearch, RateSearch
-from servesim.experiments.variants import price_of
+from servesim.experiments.variants import usd_with_all_up
+from servesim.run.pools import pool_scenarios
 from servesim.run.prices import prices_of, reserved_of
 from servesim.run.replica_search import ReplicaSearch
+from servesim.run.scenario import Scenario
 
 MOST_REPLICAS = 4096
 """Maximum number of replicas that a budget buys."""
@@ -25,9 +28,11 @@ STEP = 1.15
 
 
 def usd_of(settings: Mapping[str, Any]) -> float:
-    """Return the hourly price of a deployment."""
-    usd = price_of(settings)["usd_per_hour"]
-    return float(usd) if usd is not None else math.inf
+    """Return the hourly price of a deployment, with all its replicas up; infinity if it is invalid."""
+    try:
+        return usd_with_all_up(Scenario.of(settings))
+    except UserError:
+        return math.inf
 
 
 def replica_usd_of(settings: Mapping[str, Any]) -> float:
@@ -234,8 +239,5 @@ Aim = PricePerRequest
 
 def gpus_of(v: Variant) -> int:
     """Return the number of GPUs of a deployment."""
-    from servesim.run.pools import pool_scenarios
-    from servesim.run.scenario import Scenario
-
     one = Scenario.of(v.settings)
     return sum(p.scenario.tp * p.scenario.pp * p.scenario.dp * p.scenario.replicas for p in pool_scenarios(one))

@@ -113,7 +113,6 @@ class Question:
         most = _most(gpus, budget)
         listed_ones = product({"gpu": gpu_names()[0], **settings}, lists)
         known = Scenario.of(listed_ones[0].settings)
-        check_question("recommend", known, listed_ones)
         if latency is not None and (most is None or known.rate is None):
             raise UserError("recommend: a latency is minimized only with a rate, and a budget or gpus")
         trace = open_scenario(known.model_copy(update={"rate": None}), objects.get(known.trace))
@@ -121,6 +120,7 @@ class Question:
         if recorded and known.rate is None and most is None and not tune:
             settings = {**settings, "rate": "1x"}
             known = known.model_copy(update={"rate": "1x"})
+        check_question("recommend", known, listed_ones)
         space = space_of(settings, lists, trace.content is not None, tune, terms.by_formula)
         goals = goals_of(known, terms.attainment)
         aim: Aim = PricePerRequest() if most is None else most

@@ -20,6 +20,9 @@ NEAR = 1.2
 """Ratio to the best price up to which a structure is improved flag by flag."""
 ROUNDS = 12
 """Maximum number of loads tried to measure one deployment."""
+NEXT_TO_NOTHING = 0.01
+"""Share of the most that a deployment can carry by the cost model. If not even that is carried, it misses the SLO at
+any load."""
 
 
 @dataclass(frozen=True)
@@ -132,17 +135,21 @@ class Race:
 
 def screen(race: Race, entrants: Sequence[Entrant], batch: int) -> list[Entrant]:
     """Return the deployments whose price is at most `NEAR` times the best, best first, from all of them in the order
-    of their bounds. Those whose bound alone is higher are not run."""
+    of their bounds. Those whose bound alone is higher are not run. Once a batch carries nothing, deployments of the next
+    ones are measured only if they carry next to nothing."""
     best, left = math.inf, sorted(entrants, key=lambda e: e.bound)
     kept: list[Entrant] = []
+    vain = False
     while left:
         left = [e for e in left if e.bound <= NEAR * best]
         now, left = left[:batch], left[batch:]
         if not now:
             break
         if best == math.inf:
-            race.measure([(e, load) for e in now if (load := race.aim.load(e.variant, 2 * e.bound))], 0.1)
+            hopeful = _hopeful(race, now) if vain else now
+            race.measure([(e, load) for e in hopeful if (load := race.aim.load(e.variant, 2 * e.bound))], 0.1)
             kept += [e for e in now if race.prices.get(e.variant.label, math.inf) < math.inf]
+            vain = not kept
         else:
             starts = race.beat(now, NEAR * best)
             race.measure(starts, 0.1)
@@ -150,6 +157,13 @@ def screen(race: Race, entrants: Sequence[Entrant], batch: int) -> list[Entrant]
         best = min((race.prices[e.variant.label] for e in kept), default=math.inf)
     kept = [e for e in kept if race.prices[e.variant.label] <= NEAR * best]
     return sorted(kept, key=lambda e: (race.prices[e.variant.label], e.bound))
+
+
+def _hopeful(race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
+    """Return the deployments that carry next to nothing."""
+    loads = [(e, race.aim.load(e.variant, e.bound / NEXT_TO_NOTHING)) for e in entrants if e.bound < math.inf]
+    asked = [(e, load) for e, load in loads if load]
+    return [e for (e, _), yes in zip(asked, race.carried(asked), strict=True) if yes]
 
 
 def climb(

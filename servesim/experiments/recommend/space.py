@@ -37,6 +37,10 @@ NO_CONTENT = ("offload", "scheduler.schedule_policy")
 """Settings that have no effect on a trace without prompt content."""
 
 
+DEFAULT = "default"
+"""Label of the deployment from which the others differ by their labels."""
+
+
 def grid(choices: Choices) -> tuple[Any, ...]:
     """Return the values of a grid search: all of them, or powers of 2 for a range."""
     if not isinstance(choices, Span):
@@ -115,7 +119,7 @@ class Space:
     def variant(self, point: Point, changes: Mapping[str, Any] | None = None) -> Variant:
         """Return a deployment, with further settings such as the length of its runs."""
         shown = {key: value for key, value in point.items() if value is not None and self._told(key, point)}
-        label = " ".join(_label(key, value) for key, value in shown.items())
+        label = " ".join(_label(key, value) for key, value in shown.items()) or DEFAULT
         return Variant(label, shown, {**self.settings(point), **(changes or {})})
 
     def _told(self, key: str, point: Point) -> bool:

@@ -82,6 +82,18 @@ def test_a_challenger_that_loses_runs_once() -> None:
     assert sum(label == "bad" for label, _ in race.study.judged) == 1
 
 
+def test_once_a_batch_carries_nothing_a_deployment_that_carries_next_to_nothing_runs_once() -> None:
+    """The first two are measured at several rates each. Of the next two, one carries 1 % of its bound of 100
+    requests/s and is measured, and one does not."""
+    race = race_of({"a": 1e-9, "b": 1e-9, "c": 20.0, "d": 0.9})
+    kept = screen(race, [entrant(name, 1 / (103 - i)) for i, name in enumerate("abcd")], 2)
+    assert [e.variant.label for e in kept] == ["c"]
+    runs = [label for label, _ in race.study.judged]
+    assert runs.count("a") > 5
+    assert runs.count("c") > 1
+    assert runs.count("d") == 1
+
+
 @given(st.floats(1.0, 1000.0), st.floats(0.2, 5.0))
 def test_a_measured_price_is_within_its_tolerance(limit: float, off: float) -> None:
     race = race_of({"one": limit})

@@ -226,6 +226,20 @@ def test_what_the_published_formats_cost_is_told_however_much_it_is() -> None:
     assert found["published"]["price_ratio"] > 1.2
 
 
+def test_clients_that_wait_for_answers_have_no_highest_rate() -> None:
+    for command in (servesim.recommend, servesim.capacity):
+        with pytest.raises(UserError, match="clients that wait for answers never send more"):
+            command(
+                trace="synth:rate=1", model="llama-3.2-1b", gpu="h100", slo="ttft:1000", clients={"max_concurrency": 8}
+            )
+
+
+def test_every_deployment_has_a_name_in_what_is_said() -> None:
+    question = {**QUESTION, "gpu": "h100", "scheduler.max_num_seqs": [1, 256]}
+    document = ask(**question).attrs["document"]
+    assert all(row["label"] for row in document["rows"])
+
+
 def test_an_slo_that_nothing_meets_is_said_and_recommends_nothing() -> None:
     document = ask(slo="ttft:0.001").attrs["document"]
     assert document["recommendation"] is None
@@ -242,6 +256,25 @@ def test_the_bound_is_above_what_a_deployment_carries() -> None:
         bound = optimistic_rate(setup, Work.of(trace), float("inf"))
         document = servesim.capacity(space.settings(point), jobs=1, replicates=1, intervals=False)
         assert bound >= document.attrs["document"]["rows"][0]["rate"]
+
+
+@pytest.mark.parametrize("method", ["eagle:k=3", "ngram:k=5", "medusa"])
+def test_the_bound_with_drafts_is_above_what_a_deployment_carries(method: str) -> None:
+    """Also if nearly all drafts are accepted."""
+    asked = {k: QUESTION[k] for k in ("model",)} | {
+        "trace": "synth:rate=1,prompt=50,output=400",
+        "requests": 400,
+        "gpu": "h100",
+        "slo": "tpot:p99<20ms",
+        "speculation": method,
+        "acceptance": "independent:alpha=0.99",
+    }
+    space = space_of(asked, {}, False)
+    setup = space.set_up({})
+    assert not isinstance(setup, str)
+    bound = optimistic_rate(setup, Work.of(setup.trace), 20.0)
+    row = servesim.capacity(asked, jobs=1, replicates=1, intervals=False).attrs["document"]["rows"][0]
+    assert row["rate"] <= bound < float("inf")
 
 
 @pytest.mark.feature("handoff")
