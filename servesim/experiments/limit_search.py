@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+
+from servesim.run.replica_search import ReplicaSearch
 
 START = 1.0
 """First rate to try if none is known, in requests/s."""
 FARTHEST = 20
 """Number of doublings or halvings after which a search gives up."""
-
-
-class LimitSearch(Protocol):
-    """Search for the limit of a deployment: the highest rate that it carries, or the number of replicas it needs
-    (servesim.run.replica_search)."""
-
-    def next(self) -> float | None:
-        """Return the load to try, or None if the limit is found or cannot be."""
-
-    def tell(self, load: float, carried: bool, /) -> None:
-        """Record whether a load was carried."""
-
-    @property
-    def found(self) -> float | None:
-        """The limit, or None if there is none."""
-
-    @property
-    def left(self) -> int:
-        """Number of loads that will probably still be tried."""
 
 
 class RateSearch:
@@ -87,3 +69,7 @@ class RateSearch:
             self._carried.append(rate)
         else:
             self.high = min(self.high, rate)
+
+
+LimitSearch = RateSearch | ReplicaSearch
+"""Search for the limit of a deployment: the highest rate that it carries, or the number of replicas it needs."""
