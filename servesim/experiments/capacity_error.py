@@ -107,6 +107,7 @@ class CapacityError:
         self._rows = sorted((row for row in rows if row["verdict"] == "carries"), key=rank)
         self.sides: dict[str, Case | str] = {}
         """Cases of deployments whose stretches were determined, by label, or the reason that one has none."""
+        self._stretches: dict[str, tuple[Stretch, Stretch] | str] = {}
         self.runs = 0
         """Number of requested runs, including those that already existed."""
 
@@ -115,13 +116,11 @@ class CapacityError:
         ends: dict[str, list[End]] = {}
         for i, row in enumerate(self._rows):
             both = self.stretches_of(row) if i < SOUGHT else f"not computed: {SOUGHT} deployments are cheaper"
-            row["model_error"] = {"low": None, "high": None, "says": SAYS}
-            if isinstance(both, str):
-                row["model_error"]["says"] = both
-            else:
+            row["model_error"] = {"low": None, "high": None, "says": both if isinstance(both, str) else SAYS}
+            if not isinstance(both, str):
                 ends[row["label"]] = [self._end(row, *one) for one in zip(both, (True, False), strict=True)]
-        slower = [self._slower(row) for row in self._rows[1:SOUGHT]]
-        self._run([*(end for both in ends.values() for end in both), *(end for _, end in slower if end)])
+        slower = [self._pair(self._rows[0], row, False) for row in self._rows[1:SOUGHT]]
+        self._run([end for each in (*ends.values(), *(pair for _, pair in slower)) for end in each])
         for row in self._rows:
             if row["label"] in ends:
                 row["model_error"] |= self._interval(row, *(end.found() for end in ends[row["label"]]))
@@ -130,15 +129,16 @@ class CapacityError:
 
     def stretches_of(self, row: Row) -> tuple[Stretch, Stretch] | str:
         """Return the stretches at the ends of a row's interval, or the reason there are none. Store the row's case."""
-        variant = self._variants[row["label"]]
-        key = "replicas" if self._by_price else "rate"
-        settings = at_load(variant.settings, key, row[key])
-        runs = self._study.further([(variant, settings, "as it is")])[0]
-        assert runs is not None  # it was carried
-        side = self.sides[row["label"]] = side_of(runs[0].summary)
-        waits = self._study.trace(variant).after is not None
-        found = stretches(self._fitted, side, Scenario.of(variant.settings), waits)
-        return f"none: {found}" if isinstance(found, str) else found
+        label = row["label"]
+        if label not in self._stretches:
+            variant, key = self._variants[label], "replicas" if self._by_price else "rate"
+            runs = self._study.further([(variant, at_load(variant.settings, key, row[key]), "as it is")])[0]
+            assert runs is not None  # it was carried
+            self.sides[label] = side_of(runs[0].summary)
+            waits = self._study.trace(variant).after is not None
+            found = stretches(self._fitted, self.sides[label], Scenario.of(variant.settings), waits)
+            self._stretches[label] = f"none: {found}" if isinstance(found, str) else found
+        return self._stretches[label]
 
     def _end(self, row: Row, stretch: Stretch, fast: bool) -> End:
         variant = self._variants[row["label"]]
@@ -195,52 +195,40 @@ class CapacityError:
         few, many = (None if n is None else int(n) * each for n in (fast, slow))
         return {"low": few, "high": many}
 
-    def _spread(self, one: Row, other: Row) -> Spread | str:
-        """Return the spread of the ratio of two rows' mean E2E, or the reason it is not known."""
-        return ratio_spread(self._fitted, self.sides[one["label"]], self.sides[other["label"]], "e2e")
-
-    def _slower(self, row: Row) -> tuple[Spread | str, End | None]:
-        """Return the spread of the pair of the cheapest row and another one, or the reason it is not known. Also return
-        a search for the cheapest row with times longer by that spread."""
-        what, says = self._spread(self._rows[0], row), self._rows[0]["model_error"]["says"]
+    def _pair(self, one: Row, other: Row, *fast: bool) -> tuple[Spread | str, list[End]]:
+        """Return the spread of the ratio of two rows' mean E2E, or the reason it is not known. Also return searches for
+        the first row with times shorter (`fast`) or longer by that spread."""
+        both, _ = self.stretches_of(one), self.stretches_of(other)
+        what = ratio_spread(self._fitted, self.sides[one["label"]], self.sides[other["label"]], "e2e")
         if isinstance(what, str):
-            return what, None
-        if says != SAYS:
-            return says.removeprefix("none: "), None
-        return what, self._end(self._rows[0], Stretch.even(what.factor), False)
+            return what, []
+        if isinstance(both, str):
+            return both.removeprefix("none: "), []
+        return what, [self._end(one, Stretch.even(1 / what.factor if f else what.factor), f) for f in fast]
 
-    def _decision(self, row: Row, what: Spread | str, end: End | None) -> dict[str, Any]:
+    def _decision(self, row: Row, what: Spread | str, ends: Sequence[End]) -> dict[str, Any]:
         """Return whether the cheapest row stays cheaper than another one even if it is slower by the spread of the
-        pair: `holds` (null if not known), and an explanation."""
+        pair."""
         best = self._rows[0]
-        told = {"cheapest": best["label"], "against": row["label"], "holds": None, "factor": None}
-        names = f"{best['label']} against {row['label']}"
-        if end is None or isinstance(what, str):
-            return told | {"says": f"{names}{UNKNOWN}{what}"}
-        found, other = end.price(best), price_of_row(row)
+        if isinstance(what, str):
+            return decided(best, row, what)
+        found, other = ends[0].price(best), price_of_row(row)
         price = math.inf if found is None else found
         slower = f"it is {100 * (what.factor - 1):.0f} % slower than simulated relative to the other"
         paired = f"as in one of ten measured pairs of {WORDS[what.kind]}"
         cost = f"it costs {_more(price, other)} per request"
         if found is None:
             cost = "it sustains none of the rates that were tried"
-        if price <= other:
-            said = f"{best['label']} stays cheaper than {row['label']} even if {slower}, {paired}: {cost} then"
-        else:
-            said = f"{best['label']} may be more expensive than {row['label']}: if {slower}, {paired}, {cost}"
-        return told | {"holds": price <= other, "factor": what.factor, "says": said}
+        said = f"stays cheaper than {row['label']} even if {slower}, {paired}: {cost} then"
+        if price > other:
+            said = f"may be more expensive than {row['label']}: if {slower}, {paired}, {cost}"
+        return decided(best, row, what, price <= other, said)
 
     def price_ratios(self, pairs: Sequence[tuple[Row, Row]]) -> list[dict[str, Any]]:
         """Return the error of the ratio of the first row's price to the second's, for each pair of rows that carry a
         load. `low` and `high` are the ratios if the first is faster or slower by the spread of the pair (null if not
         known or not found). `says` gives the basis."""
-        asked: list[tuple[Spread | str, list[End]]] = []
-        for one, other in pairs:
-            new = [self.stretches_of(row) for row in (one, other) if row["label"] not in self.sides]
-            why = next((found for found in new if isinstance(found, str)), "")
-            what = why or self._spread(one, other)
-            factors = () if isinstance(what, str) else ((1 / what.factor, True), (what.factor, False))
-            asked.append((what, [self._end(one, Stretch.even(factor), fast) for factor, fast in factors]))
+        asked = [self._pair(one, other, True, False) for one, other in pairs]
         self._run([end for _, ends in asked for end in ends])
         found = []
         for (one, other), (what, ends) in zip(pairs, asked, strict=True):
@@ -254,6 +242,16 @@ class CapacityError:
                 }
             found.append(bars)
         return found
+
+
+def decided(best: Row, row: Row, what: Spread | str, holds: bool | None = None, said: str = "") -> dict[str, Any]:
+    """Return the entry of a decision for the best row and against another one: whether it `holds` (null if not known),
+    and an explanation. `what`: spread of the pair, or the reason it is not known; `said`: what the best row does."""
+    one, two = best["label"], row["label"]
+    told = {"cheapest": one, "against": two, "holds": holds}
+    if isinstance(what, str):
+        return told | {"factor": None, "says": f"{one} against {two}{UNKNOWN}{what}"}
+    return told | {"factor": what.factor, "says": f"{one} {said}"}
 
 
 def _more(price: float, other: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.experiments.capacity_error import SOUGHT, UNKNOWN, CapacityError
+from servesim.experiments.capacity_error import SOUGHT, UNKNOWN, CapacityError, decided
 from servesim.experiments.capacity_scaled import at_load
 from servesim.experiments.capacity_study import Study, load_text
 from servesim.experiments.compare_error import spreads_of
@@ -73,14 +73,11 @@ class LatencyError:
 
     def _decision(self, row: Row) -> dict[str, Any]:
         """Return whether the first row stays faster than another one even if it is slower by the spread of measured
-        pairs: `holds` (null if not known), and an explanation."""
-        first, sides = self._rows[0], self._error.sides
-        one, two = first["label"], row["label"]
-        told = {"cheapest": one, "against": two, "holds": None, "factor": None}
-        what, says = spreads_of(sides[one], sides[two]), first["latency"]["model_error"]["says"]
+        pairs."""
+        first, sides, two = self._rows[0], self._error.sides, row["label"]
+        what, says = spreads_of(sides[first["label"]], sides[two]), first["latency"]["model_error"]["says"]
         if isinstance(what, str) or says != SAYS:
-            why = what if isinstance(what, str) else says.removeprefix("none: ")
-            return told | {"says": f"{one} against {two}{UNKNOWN}{why}"}
+            return decided(first, row, what if isinstance(what, str) else says.removeprefix("none: "))
         slow = Stretch({key: spread.factor for key, spread in what.items()})
         (ms,), other, name = self._stretched(first, [slow]), row["latency"]["ms"], metric_label(self._metric)
         of = what[latency_of(self._metric)]
@@ -91,7 +88,7 @@ class LatencyError:
         said = f"stays faster than {two} even if {if_so}: {then}"
         if not holds:
             said = f"may be slower than {two}: if {if_so}, {then}"
-        return told | {"holds": holds, "factor": of.factor, "says": f"{one} {said}"}
+        return decided(first, row, of, holds, said)
 
 
 def sure_words(rows: Sequence[Row]) -> list[str]:

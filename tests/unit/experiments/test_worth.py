@@ -276,3 +276,15 @@ def test_the_model_s_error_of_a_ratio_is_that_of_measured_pairs() -> None:
     bars = one["model_error"]
     assert bars["low"] < one["gain"] < bars["high"]
     assert bars["says"].startswith("from pairs of two sizes of one server")
+
+
+def test_where_a_server_cannot_be_rerun_neither_a_row_nor_a_gain_has_bars() -> None:
+    """A client's time-out does not stretch with the server: the answers for one deployment and for a pair agree."""
+    asked = {**WORKLOAD, "model": "llama-3.1-8b", "gpu": "h100", "slo": "ttft:60", "replicates": 1, "intervals": True}
+    document = worth(**asked, of="tp", clients={"timeout_s": 60}).attrs["document"]
+    why = "clients.timeout_s does not scale with the server's times"
+    (one,), (decision,) = document["worth"], document["model_error"]["decisions"]
+    assert {row["model_error"]["says"] for row in document["rows"]} == {f"none: {why}"}
+    assert (one["model_error"]["low"], one["model_error"]["high"], one["model_error"]["says"]) == (None, None, why)
+    assert one["says_error"] == f"tp: the model's error is not known: {why}"
+    assert decision["says"].endswith(why)
