@@ -52,7 +52,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -73,7 +73,7 @@ from servesim.experiments.run_warnings import run_warnings
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.sameness import equal_ones, equal_text
 from servesim.experiments.store import Cell
-from servesim.experiments.sweep_bars import SweepBars
+from servesim.experiments.sweep_bars import First, judged_errors
 from servesim.experiments.sweep_words import answer
 from servesim.experiments.variants import own_features_of, shared_settings
 from servesim.experiments.verdicts import is_unstable
@@ -149,6 +149,30 @@ def sweep(
         return answered(document, rows, out, SWEEP, {name: [row[name] for row in rows] for name in rows[0]})
 
 
+class Entry(NamedTuple):
+    """Combination with its replicates, and the cell of each."""
+
+    variant: Variant
+    repeats: Replicates
+    cells: list[Cell]
+
+
+class Measured(NamedTuple):
+    """Figures of one run."""
+
+    values: dict[int, dict[str, float]]
+    """Metrics of each replicate that is a part of the run."""
+    margins: list[float]
+    """Share of good requests minus the share required, by goal of the SLO."""
+    busy: list[str]
+    """Notes on busy periods that the figures of a whole recorded trace hide."""
+    unstable: bool
+    decided: bool
+    """Whether the run is long enough to tell whether it is stable."""
+    first: First | None
+    """Error of the combination, if this is its first run and error bars are asked for."""
+
+
 class Table:
     """Table of a sweep's runs, filled in as they complete."""
 
@@ -163,153 +187,125 @@ class Table:
         window: int | None = None,
         intervals: bool = True,
     ) -> None:
-        self._bars = SweepBars() if intervals else None
-        self._runner, self._metrics, self._goal = runner, metrics, goal
-        self._ends = (warmup, cooldown)
-        self._count, self._window = replicates, window
+        self._runner, self._metrics, self._goal, self._intervals = runner, metrics, goal, intervals
+        self._ends, self._count, self._window = (warmup, cooldown), replicates, window
         self._repeats: dict[str, Replicates] = {}  # by workload
-        self._values: dict[tuple[str, int], dict[str, float]] = {}  # by address and replicate
-        self._unstable: dict[str, bool] = {}
-        self._decided: dict[str, bool] = {}
-        self._reached: dict[str, list[float]] = {}  # by address: share minus target, by SLO goal
-        self._busy: dict[str, list[str]] = {}
-        self._cells: dict[str, tuple[Variant, Replicates, list[Cell]]] = {}  # by label
+        self._entries: dict[str, Entry] = {}  # by label
+        self._measured: dict[str, Measured] = {}  # by address
         self._labels: dict[str, str] = {}  # by address, of the variants being run
-        self._best = ""
-        self._best_value = np.nan
+        self._best, self._best_value = "", np.nan
         self._inner = runner.on_progress
         runner.on_progress = self._on_progress
 
     def run(self, variants: Sequence[Variant]) -> None:
         """Compute the runs of some variants."""
-        wanted: list[Cell] = []
-        self._labels = {}
-        for v in variants:
-            if v.label not in self._cells:
-                self._cells[v.label] = self._entry(v)
-            cells = self._cells[v.label][2]
-            wanted += cells
-            self._labels.update({cell.address: v.label for cell in cells})
-        self._runner.run(wanted)
+        self._entries |= {v.label: self._entry(v) for v in variants if v.label not in self._entries}
+        wanted = [(cell, v.label) for v in variants for cell in self._entries[v.label].cells]
+        self._labels = {cell.address: label for cell, label in wanted}
+        self._runner.run([cell for cell, _ in wanted])
 
-    def _entry(self, v: Variant) -> tuple[Variant, Replicates, list[Cell]]:
+    def _entry(self, v: Variant) -> Entry:
         workload = repr([v.settings.get(key) for key in WORKLOAD])
         try:
             if workload not in self._repeats:
                 self._repeats[workload] = replicates_of(v.settings, self._count, self._runner.objects, self._window)
         except UserError as error:
-            cell = self._runner.failed(v.settings, str(error))
-            return v, Replicates("seeds", ({},)), [cell]
+            return Entry(v, Replicates("seeds", ({},)), [self._runner.failed(v.settings, str(error))])
         repeats = self._repeats[workload]
-        return v, repeats, [self._runner.cell(repeats.settings(v.settings, j)) for j in range(len(repeats))]
+        return Entry(v, repeats, [self._runner.cell(repeats.settings(v.settings, j)) for j in range(len(repeats))])
 
     def ends(self) -> tuple[float, float]:
         """Return the shares of the arrivals that are left out for the first variant."""
-        return next(iter(self._cells.values()))[1].margins(*self._ends)
+        return next(iter(self._entries.values())).repeats.margins(*self._ends)
 
     def _on_progress(self, progress: Progress) -> None:
-        label = self._labels[progress.cell.address]
-        if progress.error is None:
-            self._measure(progress.cell, label)
-        measured = progress.cell.address in self._unstable
-        if measured and "rate" not in self._cells[label][0].axes:  # less load is not better
-            value = self._mean(label, self._goal)
+        address, label = progress.cell.address, self._labels[progress.cell.address]
+        entry = self._entries[label]
+        if progress.error is None and address not in self._measured:
+            self._measure(progress.cell, entry)
+        measured = self._measured.get(address)
+        if measured is not None and "rate" not in entry.variant.axes:  # less load is not better
+            value = self._mean(entry, self._goal)
             sign = 1 if self._goal.better == "higher" else -1
             better = sign * value > sign * self._best_value if self._best else not np.isnan(value)
-            if better and not self._unstable[progress.cell.address]:
+            if better and not measured.unstable:
                 self._best_value = value
                 self._best = f"best {self._goal.name}: {value:,.4g} {self._goal.unit}, {label or 'the run'}"
         self._inner(replace(progress, name=label, best=self._best))
 
-    def _measure(self, cell: Cell, label: str) -> None:
-        if cell.address in self._unstable:
-            return
-        run = self._runner.load(cell)
-        v, repeats, cells = self._cells[label]
-        rows = steady_rows(run, *repeats.margins(*self._ends))
+    def _measure(self, cell: Cell, entry: Entry) -> None:
+        v, repeats, cells = entry
+        run, scenario, ends = self._runner.load(cell), Scenario.of(v.settings), repeats.margins(*self._ends)
+        rows, goals = steady_rows(run, *ends), goals_of(scenario, ATTAINMENT)
         if not len(rows):
             self._runner.errors[cell.address] = NONE_ARRIVES
             return
-        if self._bars is not None and cell.address == cells[0].address:
-            self._bars.add(cell.address, v.settings, run.summary)
-        for j in (j for j, other in enumerate(cells) if other.address == cell.address):
-            part = repeats.rows(j) if len(repeats) > 1 else None
-            found = measure(run, self._metrics, *repeats.margins(*self._ends), part=part)
-            self._values[cell.address, j] = found
-        goals = goals_of(Scenario.of(v.settings), ATTAINMENT)
-        shares = shares_of(run, goals, rows)
-        self._reached[cell.address] = [share - goal.share for share, goal in zip(shares, goals, strict=True)]
-        if cell.address == cells[0].address:
-            ends = repeats.margins(*self._ends)
-            self._busy[label] = busy_notes(label or "the run", run, Scenario.of(v.settings), repeats, ends)
-        self._unstable[cell.address] = run.unstable
-        self._decided[cell.address] = bool(run.summary["stability"]["decided"])
+        mine = [j for j, other in enumerate(cells) if other.address == cell.address]
+        parts = {j: repeats.rows(j) if len(repeats) > 1 else None for j in mine}
+        self._measured[cell.address] = Measured(
+            values={j: measure(run, self._metrics, *ends, part=part) for j, part in parts.items()},
+            margins=[share - g.share for share, g in zip(shares_of(run, goals, rows), goals, strict=True)],
+            busy=busy_notes(v.label or "the run", run, scenario, repeats, ends),
+            unstable=run.unstable,
+            decided=bool(run.summary["stability"]["decided"]),
+            first=First.of(v.settings, run.summary) if self._intervals and 0 in parts else None,
+        )
 
-    def _meets_slo(self, cells: Sequence[Cell]) -> bool | None:
-        """Return whether every goal of the SLO is reached on average over replicates, or None without an SLO."""
-        found = [self._reached[cell.address] for cell in cells if cell.address in self._reached]
-        return bool((np.mean(found, axis=0) >= 0).all()) if found and found[0] else None
-
-    def _mean(self, label: str, metric: Metric) -> float:
+    def _mean(self, entry: Entry, metric: Metric) -> float:
         """Return the mean of a metric over the completed replicates that have it, NaN if there are none."""
-        addresses = enumerate(cell.address for cell in self._cells[label][2])
-        found = [self._values[a, j][metric.name] for j, a in addresses if (a, j) in self._values]
+        runs = [self._measured.get(cell.address) for cell in entry.cells]
+        found = [one.values[j][metric.name] for j, one in enumerate(runs) if one is not None]
         known = [value for value in found if not np.isnan(value)]
         return float(np.mean(known)) if known else float("nan")
 
     def value(self, v: Variant, metric: Metric) -> float | None:
         """Return the mean over the replicates, or None for a variant that failed or is unstable."""
-        found = self._variant(v.label)
+        found = self._described(self._entries[v.label])
         return None if found["status"] == "failed" or is_unstable(found) else found["values"][metric.name]
 
-    def _variant(self, label: str) -> dict[str, Any]:
-        v, _, cells = self._cells[label]
+    def _described(self, entry: Entry) -> dict[str, Any]:
+        """Return the entry of a combination in the document, as far as other combinations do not matter to it."""
+        v, _, cells = entry
         errors = [self._runner.errors.get(cell.address) for cell in cells]
-        good = [cell.address for cell, error in zip(cells, errors, strict=True) if error is None]
-        means = {}
-        for metric in self._metrics:
-            value = self._mean(label, metric)
-            means[metric.name] = None if np.isnan(value) else value
         error = next((e for e in errors if e is not None), None)
+        good = [self._measured[cell.address] for cell, e in zip(cells, errors, strict=True) if e is None]
+        means = {metric.name: self._mean(entry, metric) for metric in self._metrics}
+        goals = [one.margins for one in good if one.margins]
         return {
-            "label": label,
+            "label": v.label,
             "axes": v.axes,
             "status": "ok" if error is None else "failed",
             "error": error,
-            "unstable": sum(self._unstable[a] for a in good),
-            "decided": sum(self._decided[a] for a in good),
+            "unstable": sum(one.unstable for one in good),
+            "decided": sum(one.decided for one in good),
             "cells": [None if e is not None else c.address for c, e in zip(cells, errors, strict=True)],
-            "values": means,
-            "meets_slo": self._meets_slo(cells),
+            "values": {name: None if np.isnan(value) else value for name, value in means.items()},
+            "meets_slo": bool((np.mean(goals, axis=0) >= 0).all()) if goals else None,
         }
 
     def document(self) -> dict[str, Any]:
         """Return the document without the axes and the sweep's settings."""
-        found = [self._variant(label) for label in self._cells]
+        entries = list(self._entries.values())
+        found = [self._described(entry) for entry in entries]
         judge_stability(found)
         usable = [v for v in found if v["status"] == "ok" and v["stability"] != "unstable"]
         groups = by_rate(usable)
-        front = {
-            label
-            for group in groups.values()
-            for label in pareto_front([v for v in group if v["meets_slo"] is not False])
-        }
+        fronts = (pareto_front([v for v in group if v["meets_slo"] is not False]) for group in groups.values())
+        front = {label for labels in fronts for label in labels}
+        equal = equal_ones(self._runner, [entry.variant for entry in entries], [entry.cells for entry in entries])
+        same = {label: group["labels"][0] for group in equal for label in group["labels"][1:]}
         for v in found:
-            v["pareto"] = v["label"] in front
-        entries = list(self._cells.values())
-        equal = equal_ones(self._runner, [v for v, _, _ in entries], [cells for _, _, cells in entries])
-        first = {label: group["labels"][0] for group in equal for label in group["labels"][1:]}
-        for v in found:
-            v["equal_to"] = first.get(v["label"])
+            v |= {"pareto": v["label"] in front, "equal_to": same.get(v["label"])}
         best = best_by_rate(usable, self._goal)
-        for entry in best:
-            entry["equal"] = [label for label, other in first.items() if other == entry["label"]]
-        runs = {label: cells[0].address for label, (_, _, cells) in self._cells.items()}
-        error = self._bars.judge(found, groups, best, self._goal.name, first, runs) if self._bars is not None else None
-        shared = [v.settings for v, _, _ in entries]
+        for one in best:
+            one["equal"] = [label for label, other in same.items() if other == one["label"]]
+        firsts = {entry.variant.label: entry.cells[0] for entry in entries}
+        measured = {label: one for label, cell in firsts.items() if (one := self._measured.get(cell.address))}
+        known = {label: one.first for label, one in measured.items() if one.first is not None}
+        error = judged_errors(found, groups, best, self._goal.name, same, known) if self._intervals else None
         judged = {
-            "workload": shared_settings(shared),
-            "replicates": {"kind": entries[0][1].kind, "count": len(entries[0][1])},
+            "workload": shared_settings([entry.variant.settings for entry in entries]),
+            "replicates": {"kind": entries[0].repeats.kind, "count": len(entries[0].repeats)},
             "metrics": [m.document() for m in self._metrics],
             "variants": found,
             "equal": equal,
@@ -319,10 +315,10 @@ class Table:
             **split_notes(
                 [
                     *_notes(found),
-                    *run_warnings(self._runner, {label: cells[0] for label, (_, _, cells) in self._cells.items()}),
-                    *(note for v in usable for note in self._busy.get(v["label"], [])),
+                    *run_warnings(self._runner, firsts),
+                    *(note for v in usable for note in measured[v["label"]].busy),
                     *map(equal_text, equal),
-                    *(note for _, repeats, _ in entries for note in repeats.notes),
+                    *(note for entry in entries for note in entry.repeats.notes),
                 ]
             ),
         }
@@ -331,20 +327,19 @@ class Table:
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per run."""
         rows = []
-        for label, (v, _, cells) in self._cells.items():
-            for i, cell in enumerate(cells):
-                error = self._runner.errors.get(cell.address)
-                values = self._values.get((cell.address, i), {})
+        for label, (v, _, cells) in self._entries.items():
+            for j, cell in enumerate(cells):
+                error, measured = self._runner.errors.get(cell.address), self._measured.get(cell.address)
                 rows.append(
                     {
                         "label": label,
                         **{key: str(value) for key, value in v.axes.items()},
-                        "replicate": i,
+                        "replicate": j,
                         "address": cell.address if error is None else None,
                         "status": "ok" if error is None else "failed",
                         "error": error,
-                        "unstable": self._unstable.get(cell.address),
-                        **{m.name: values.get(m.name) for m in self._metrics},
+                        "unstable": None if measured is None else measured.unstable,
+                        **{m.name: None if measured is None else measured.values[j][m.name] for m in self._metrics},
                     }
                 )
         return rows

@@ -25,43 +25,35 @@ class First(NamedTuple):
     """Tail share, as defined in Candidate."""
     bars: Mapping[str, Any]
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> First:
+        """Return the error, given the settings of a combination and the summary of its first run."""
+        return cls(side_of(summary), tail_of(summary, price_of(settings)["open_loop"]), intervals(summary))
 
-class SweepBars:
-    """Errors of the combinations, from their first runs."""
 
-    def __init__(self) -> None:
-        self._added: dict[str, First] = {}  # by address
-
-    def add(self, address: str, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Add the first run of a combination, or of several combinations that share it."""
-        tail = tail_of(summary, price_of(settings)["open_loop"])
-        self._added[address] = First(side_of(summary), tail, intervals(summary))
-
-    def judge(
-        self,
-        variants: Sequence[dict[str, Any]],
-        groups: Mapping[float | None, Variants],
-        best: Sequence[dict[str, Any]],
-        goal: str,
-        same: Mapping[str, str],
-        addresses: Mapping[str, str],
-    ) -> dict[str, Any]:
-        """Set the `bars` of each variant and the confidence in each best variant. Return the document's `model_error`.
-        `groups` holds the ranked variants by rate, `same` maps the label of a variant to that of an identical earlier
-        one, and `addresses` maps labels to the addresses of the first runs."""
-        known = {label: self._added[address] for label, address in addresses.items() if address in self._added}
-        for variant in variants:
-            first = known.get(variant["label"])
-            variant["bars"] = None if first is None else _of_means(variant["values"], first.bars)
-        front = []
-        for group in groups.values():
-            firsts = [(v, known[v["label"]]) for v in group if v["label"] in known]
-            candidates = [Candidate(v["label"], v["values"], first.side, first.tail) for v, first in firsts]
-            for entry in best:
-                if any(v["label"] == entry["label"] for v in group):
-                    entry |= _of_best(entry["label"], candidates, goal, same)
-            front += _of_front(group, candidates, same)
-        return {"level": LEVEL, "says": SAYS, "front": front}
+def judged_errors(
+    variants: Sequence[dict[str, Any]],
+    groups: Mapping[float | None, Variants],
+    best: Sequence[dict[str, Any]],
+    goal: str,
+    same: Mapping[str, str],
+    known: Mapping[str, First],
+) -> dict[str, Any]:
+    """Set the `bars` of each variant and the confidence in each best variant. Return the document's `model_error`.
+    `groups` holds the ranked variants by rate, `same` maps the label of a variant to that of an identical earlier
+    one, and `known` holds the errors of the variants by label."""
+    for variant in variants:
+        first = known.get(variant["label"])
+        variant["bars"] = None if first is None else _of_means(variant["values"], first.bars)
+    front = []
+    for group in groups.values():
+        firsts = [(v, known[v["label"]]) for v in group if v["label"] in known]
+        candidates = [Candidate(v["label"], v["values"], first.side, first.tail) for v, first in firsts]
+        for entry in best:
+            if any(v["label"] == entry["label"] for v in group):
+                entry |= _of_best(entry["label"], candidates, goal, same)
+        front += _of_front(group, candidates, same)
+    return {"level": LEVEL, "says": SAYS, "front": front}
 
 
 def _of_front(group: Variants, candidates: Sequence[Candidate], same: Mapping[str, str]) -> list[dict[str, Any]]:
