@@ -94,7 +94,8 @@ def front_errors(
     for one in firsts:
         on = one.label in front
         others = [other for other in firsts if other.label != one.label]
-        entry = _member(fitted, one, others) if on else _outside(fitted, one, [o for o in others if o.label in front])
+        beat = others if on else [o for o in others if o.label in front and reach(o, one) >= 1]
+        entry = _judged(fitted, one, beat, on)
         if on or entry["told"] is not True:
             found.append({"label": one.label, "on": on, **entry})
     return found
@@ -132,28 +133,18 @@ def _rivals(
     return known, unknown
 
 
-def _member(fitted: Fitted, one: Candidate, others: Sequence[Candidate]) -> dict[str, Any]:
-    """Judge a front member by the variants that would beat it if they were faster than simulated."""
+def _judged(fitted: Fitted, one: Candidate, others: Sequence[Candidate], on: bool) -> dict[str, Any]:
+    """Judge a member of a front by the variants that would beat it if they were faster than simulated, or a variant off
+    it by the members that beat it."""
     known, unknown = _rivals(fitted, one, others)
-    if not known and not unknown:
-        return _entry(True, "no other is as good in price and throughput, whatever its latency")
-    least = min(known, key=lambda rival: 1 - rival.share, default=None)
-    if least is not None and (1 - least.share < TOLD or not unknown):
-        return _against(one, least, 1 - least.share)
-    return _entry(None, _against_text(*unknown[0]))
-
-
-def _outside(fitted: Fitted, one: Candidate, members: Sequence[Candidate]) -> dict[str, Any]:
-    """Judge a variant off the front by the members of the front that beat it."""
-    known, unknown = _rivals(fitted, one, [member for member in members if reach(member, one) >= 1])
-    if known:
-        surest = max(known, key=lambda rival: rival.share)
-        return _against(one, surest, surest.share)
-    return _entry(None, _against_text(*unknown[0])) if unknown else _entry(True, "")
-
-
-def _against_text(label: str, why: str) -> str:
-    return f"against {label}: {why}"
+    rival = max(known, key=lambda rival: rival.share, default=None)
+    if rival is not None:
+        sure = 1 - rival.share if on else rival.share
+        if not on or sure < TOLD or not unknown:
+            return _against(one, rival, sure)
+    if unknown:
+        return _entry(None, "against {}: {}".format(*unknown[0]))
+    return _entry(True, "no other is as good in price and throughput, whatever its latency" if on else "")
 
 
 def _within(what: Spread, factor: float) -> float:
