@@ -53,18 +53,16 @@ class Answer:
             if v.label not in searches or row["verdict"] == "failed":
                 continue
             mean, lower, upper = searches[v.label]
-            if mean.low == 0:
-                continue
-            if mean.high == np.inf:
+            if mean.low and mean.high == np.inf:
                 row |= {"verdict": "no limit", "reason": None}
-                continue
-            row |= {
-                "verdict": "carries",
-                "rate": mean.low,
-                "rate_low": min(lower.low, mean.low),
-                "rate_high": max(upper.high, mean.high),
-                **self._at(v.label, mean.low, mean.high),
-            }
+            elif mean.low:
+                row |= {
+                    "verdict": "carries",
+                    "rate": mean.low,
+                    "rate_low": min(lower.low, mean.low),
+                    "rate_high": max(upper.high, mean.high),
+                    **self._at(v.label, mean.low, mean.high),
+                }
         return _marked(rows, self._goals)
 
     def by_price(self, rate: float, fewest: Mapping[str, int | None]) -> list[dict[str, Any]]:

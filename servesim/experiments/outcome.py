@@ -200,23 +200,18 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     recorded = outcomes[0].parts
     by_replicate = np.array(recorded or [outcome.shares for outcome in outcomes])
     shares = np.array([outcome.shares for outcome in outcomes]).mean(axis=0)
-    ends = [mean_interval(column, bool(recorded)) if len(column) > 1 else None for column in by_replicate.T]
     # Windows are parts of the trace, so their interval is centered on the share of the whole trace.
     centres = by_replicate.mean(axis=0)
-    low = [s + (e.low - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]
-    high = [s + (e.high - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]
+    ends = [
+        mean_interval(column, bool(recorded)) if len(column) > 1 else (centre, centre)
+        for column, centre in zip(by_replicate.T, centres, strict=True)
+    ]
+    low, high = shares + (np.array(ends).T - centres)
     worst = outcomes[0].worst if recorded else (None,) * len(goals)
-    margins = np.array(
-        [
-            [
-                min(x, y) - goal.share
-                for x, y in zip((s, a, b), (w.share, w.share, w.high) if w else (1, 1, 1), strict=True)
-            ]
-            for s, a, b, w, goal in zip(shares, low, high, worst, goals, strict=True)
-        ]
-    )
-    binding = int(np.argmin(margins[:, 0]))
-    margin, margin_low, margin_high = margins.min(axis=0).tolist()
+    windows = np.array([(w.share, w.share, w.high) if w else (1, 1, 1) for w in worst]).T
+    margins = np.minimum([shares, low, high], windows) - [goal.share for goal in goals]
+    binding = int(np.argmin(margins[0]))
+    margin, margin_low, margin_high = margins.min(axis=1).tolist()
     if not surely(sum(not outcome.unstable and outcome.enough is None for outcome in outcomes), len(outcomes)):
         margin_low = min(margin_low, -1.0)
     if growing(outcomes):
