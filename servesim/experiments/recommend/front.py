@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servesim.experiments.capacity_answer import front_metrics
+from servesim.experiments.capacity_error import price_of_row
 from servesim.experiments.capacity_scaled import cost_of
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.ranking import undominated
@@ -45,18 +46,13 @@ def front(
         if row["label"] == v.label and row["verdict"] == "carries"
         for point in _points(found, v, row, metric, most.get(v.label, 0.0))
     ]
-    figures = np.array([[_price(p), p["ms"], -(p["headroom"] or 0.0)] for p in points]).reshape(-1, 3)
+    figures = np.array([[price_of_row(p), p["ms"], -(p["headroom"] or 0.0)] for p in points]).reshape(-1, 3)
     for point, on in zip(points, undominated(figures), strict=True):
         point["on"] = bool(on)
     own = {(p["label"], p["replicas"], p["rate"]) for p in points if p["on"]}
     for row in found.rows:
         row["pareto"] = (row["label"], row["replicas"], row["rate"]) in own
-    return {"latency": metric, "points": sorted(points, key=lambda p: (_price(p), p["ms"]))}
-
-
-def _price(point: Point) -> float:
-    """Return the hourly price per request/s."""
-    return float(point["usd_per_hour"] / point["rate"])
+    return {"latency": metric, "points": sorted(points, key=lambda p: (price_of_row(p), p["ms"]))}
 
 
 def _points(found: Found, v: Variant, row: Mapping[str, Any], metric: str, most: float) -> list[dict[str, Any]]:
@@ -99,8 +95,8 @@ def shown(points: Sequence[Point], near: float = NEAR) -> list[Point]:
     as the one before of the same deployment."""
     last, found = dict[str, float](), list[Point]()
     for p in points:
-        if p["on"] and _price(p) >= near * last.get(p["label"], 0.0):
-            last[p["label"]] = _price(p)
+        if p["on"] and price_of_row(p) >= near * last.get(p["label"], 0.0):
+            last[p["label"]] = price_of_row(p)
             found.append(p)
     return found
 
