@@ -64,8 +64,5 @@ def sure(document: Mapping[str, Any]) -> list[str]:
         text, unknown = best_text(best), "; no error bars: "
         if text and not (text.startswith(unknown) and any(text.removeprefix(unknown) in said for said in fronts)):
             rates.setdefault(without_rate(text, best["rate"]), []).append(best["rate"])
-    return [f"best{_where(these, bests)}{text.replace(';', ':', 1)}" for text, these in rates.items()] + fronts
-
-
-def _where(these: Sequence[Any], bests: Sequence[Mapping[str, Any]]) -> str:
-    return "" if len(these) == len(bests) else at_rates(these)
+    where = {text: "" if len(these) == len(bests) else at_rates(these) for text, these in rates.items()}
+    return [f"best{at}{text.replace(';', ':', 1)}" for text, at in where.items()] + fronts
