@@ -155,7 +155,6 @@ class Study:
         """Run every request alone on a server if that bounds the results under any load. Return the deployments that
         may still reach their goals."""
         asked = self._alone()
-        shares: dict[str, list[tuple[float, ...]]] = {}
         while asked:  # a second time if the first, partial set is inconclusive
             settings = [
                 alone.settings(self._repeats.settings(v.settings, j), self._runner.objects) for v, j, alone in asked
@@ -166,19 +165,18 @@ class Study:
             for (v, j, alone), cell in zip(asked, cells, strict=True):
                 if cell.address in self._runner.errors:
                     self.errors.setdefault(v.label, self._runner.errors[cell.address])
-                elif (run := alone.measured(raw := self._runner.load(cell), self.measuring.goals)) is None:
+                elif alone.measured(run := self._runner.load(cell), self.measuring.goals) is None:
                     again.append((v, j, Alone.whole(alone.of)))
                 else:
-                    self._alone_runs.setdefault(v.label, []).append((alone, raw))
-                    shares.setdefault(v.label, []).append(self._idle(v, run, alone.of))
+                    self._alone_runs.setdefault(v.label, []).append((alone, run))
             asked = again
-        means = {label: np.mean(found, axis=0) for label, found in shares.items()}
-        goals = np.array([goal.share for goal in self.measuring.goals])
-        for label, mean in means.items():
-            if not self._repeats.recorded:
-                self.idle[label] = replace(self.idle[label], shares=tuple(mean.tolist()))
-        hopeless = {label for label, mean in means.items() if (mean < goals).any()}
-        return [v for v in self.variants if v.label not in hopeless | self.errors.keys()]
+        for v in self.variants:
+            if outcomes := self._served_alone(v, self.measuring):
+                worst = min(outcomes, key=lambda outcome: min(outcome.shares))
+                means = np.mean([outcome.shares for outcome in outcomes], axis=0)
+                self.idle[v.label] = worst if self._repeats.recorded else replace(worst, shares=tuple(means.tolist()))
+        goals = self.measuring.goals
+        return [v for v in self.variants if v.label not in self.errors and self.may_reach(v, goals)]
 
     def _alone(self) -> list[tuple[Variant, int, Alone]]:
         """Return the runs of requests served alone, for deployments and replicates that have such a bound."""
@@ -194,24 +192,22 @@ class Study:
                     found.append((v, j, Alone.reduced(trace, self.measuring.goals, settings)))
         return found
 
-    def _idle(self, v: Variant, run: Run, trace: Trace) -> tuple[float, ...]:
-        """Measure requests served alone. Return, for each goal, the share that cannot be exceeded at any load, overall
-        or in the worst window."""
-        outcome = self.measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
-        if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
-            self.idle[v.label] = outcome
-        return outcome.least
+    def _served_alone(self, v: Variant, measuring: Measuring) -> list[Outcome]:
+        """Return the outcomes of requests served alone, or an empty list if they are not known for these goals."""
+        found, paced = list[Outcome](), v.settings.get("rate") is not None
+        for alone, raw in self._alone_runs.get(v.label, ()):
+            if (run := alone.measured(raw, measuring.goals)) is None:
+                return []
+            found.append(measuring.alone(run, alone.of.arrival_ns, paced))
+        return found
 
     def may_reach(self, v: Variant, goals: Sequence[Goal]) -> bool:
-        """Return whether requests served alone reach `goals`, which differ from the question's, or True if that is not
-        known. If they do not, the goals are not reached at any load."""
-        measuring = replace(self.measuring, goals=list(goals))
-        shares = []
-        for alone, raw in self._alone_runs.get(v.label, ()):
-            if (run := alone.measured(raw, goals)) is None:
-                return True
-            shares.append(measuring.alone(run, alone.of.arrival_ns, v.settings.get("rate") is not None).least)
-        return not shares or bool((np.mean(shares, axis=0) >= [goal.share for goal in goals]).all())
+        """Return whether requests served alone reach `goals`, which may differ from the question's, on average over the
+        replicates, or True if that is not known. If they do not, the goals are not reached at any load: their share
+        cannot be exceeded, overall or in the worst window."""
+        outcomes = self._served_alone(v, replace(self.measuring, goals=goals))
+        shares = np.mean([outcome.least for outcome in outcomes], axis=0) if outcomes else np.ones(len(goals))
+        return not (shares < [goal.share for goal in goals]).any()
 
     @property
     def _runs(self) -> int:
