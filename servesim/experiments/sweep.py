@@ -297,8 +297,8 @@ class Table:
         for v in found:
             v |= {"pareto": v["label"] in front, "equal_to": same.get(v["label"])}
         best = best_by_rate(usable, self._goal)
-        for one in best:
-            one["equal"] = [label for label, other in same.items() if other == one["label"]]
+        for entry in best:
+            entry["equal"] = [label for label, other in same.items() if other == entry["label"]]
         firsts = {entry.variant.label: entry.cells[0] for entry in entries}
         measured = {label: one for label, cell in firsts.items() if (one := self._measured.get(cell.address))}
         known = {label: one.first for label, one in measured.items() if one.first is not None}
