@@ -131,7 +131,7 @@ def compared(asked: Sequence[tuple[list[Candidate], float]], seed: int = 0) -> d
     scores = {tool: [scored(group, tool, limit) for group, limit in asked] for tool in TOOLS}
 
     def told(values: Sequence[float]) -> dict[str, float | None]:
-        return estimate(mean(np.array(values, dtype=np.float64), times)).to_dict()
+        return estimate(mean(np.array(values, dtype=np.float64), times))
 
     document: dict[str, Any] = {
         "choices": len(asked),

@@ -79,7 +79,7 @@ def judge(data: Data, kind: Kind, metric: str, seed: int = 0) -> dict[str, Any]:
     }
     own, beside = (float(scores.mean(found.winkler(b), data.weights[None])[0]) for b in (False, True))
     return {
-        "coverage": scores.estimate(scores.mean(found.inside, weights)).to_dict(),
+        "coverage": scores.estimate(scores.mean(found.inside, weights)),
         "winkler": own,
         "winkler_global": beside,
         "winkler_better": 1 - own / beside,
@@ -88,9 +88,7 @@ def judge(data: Data, kind: Kind, metric: str, seed: int = 0) -> dict[str, Any]:
             name: {
                 value: {
                     "cells": values.count(value),
-                    "coverage": scores.estimate(
-                        scores.mean(found.inside, weights * (np.array(values) == value))
-                    ).to_dict(),
+                    "coverage": scores.estimate(scores.mean(found.inside, weights * (np.array(values) == value))),
                 }
                 for value in sorted(set(values))
             }

@@ -217,7 +217,7 @@ def _coverage(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
         return {}
     weights = scores.resampled(np.arange(len(rows)), seed, "intervals laboratory")
     inside = {metric: np.array([row[metric]["unseen"] for row in rows]) for metric in METRICS}
-    return {metric: scores.estimate(scores.mean(one, weights)).to_dict() for metric, one in inside.items()}
+    return {metric: scores.estimate(scores.mean(one, weights)) for metric, one in inside.items()}
 
 
 def _row(all_of_them: Laboratories, name: str, wider: Mapping[str, Mapping[str, Ends]]) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def judge_pairs(cells: Sequence[Measured], what: str, seed: int = 0) -> dict[str
         known = np.isfinite(half)
         inside = np.where(known, data.sizes(metric) <= half, 0.0).astype(np.float64)
         found[metric] = {
-            "coverage": scores.estimate(scores.mean(inside, weights * known)).to_dict(),
+            "coverage": scores.estimate(scores.mean(inside, weights * known)),
             "half_width": float(scores.median(np.sinh(half[known]), data.weights[known][None])[0]),
         }
         if metric == "e2e":
@@ -208,8 +208,8 @@ def _cheaper(data: PairData, half: Floats, weights: NDArray[np.float64]) -> dict
     decided = np.isfinite(half) & (np.abs(ours) > half)
     right = (np.sign(ours) == np.sign(measured)).astype(np.float64)
     return {
-        "right_of_all": scores.estimate(scores.mean(right, weights)).to_dict(),
-        "decided": scores.estimate(scores.mean(decided.astype(np.float64), weights)).to_dict(),
-        "right_of_decided": scores.estimate(scores.mean(right, weights * decided)).to_dict(),
+        "right_of_all": scores.estimate(scores.mean(right, weights)),
+        "decided": scores.estimate(scores.mean(decided.astype(np.float64), weights)),
+        "right_of_decided": scores.estimate(scores.mean(right, weights * decided)),
         "decided_pairs": int(decided.sum()),
     }

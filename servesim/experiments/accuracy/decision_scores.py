@@ -58,11 +58,12 @@ def choice_ceiling(found: Sequence[Choice], noise: Floats, seed: int) -> dict[st
 
 def share(hits: Sequence[bool], products: Sequence[object], seed: int, purpose: str) -> Estimate:
     """Return a share and its interval, resampling whole products, or an empty estimate if there are no decisions."""
+    values = np.array(hits, dtype=np.float64)
     if not hits:
-        return Estimate(None)
+        return estimate(values)
     groups = numbered(products)
     times = resampled(groups, seed, purpose)
-    return estimate(mean(np.array(hits, dtype=np.float64), times if groups.max() else times[:1]))
+    return estimate(mean(values, times if groups.max() else times[:1]))
 
 
 def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
@@ -79,7 +80,7 @@ def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
         wrong = sorted((pair for pair in found if not pair.right), key=lambda pair: -abs(pair.measured))
         document[kind] = {
             **_right(found, e2e, seed, f"pairs of {kind}"),
-            "near": share([p.near for p in found], products, seed, f"near pairs of {kind}").to_dict(),
+            "near": share([p.near for p in found], products, seed, f"near pairs of {kind}"),
             "apart": _right([pair for pair in found if pair.apart], e2e, seed, f"pairs of {kind} apart"),
             "misses": [_miss(pair) for pair in wrong],
         }
@@ -89,7 +90,7 @@ def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
     document["choices"] = {
         "choices": len(all_choices),
         **{
-            name: share([o == name for o in outcomes], products, seed, f"choices {name}").to_dict()
+            name: share([o == name for o in outcomes], products, seed, f"choices {name}")
             for name in ("near", "far", "broken", "declined")
         },
         "naive": {name: naive_outcomes.count(name) / len(naive_outcomes) for name in sorted(set(naive_outcomes))},
@@ -102,7 +103,7 @@ def _right(found: Sequence[Pair], noise: Floats, seed: int, purpose: str) -> dic
     """Return the number of pairs and the share that is right, with that of the naive rule and the ceiling."""
     return {
         "pairs": len(found),
-        "right": share([p.right for p in found], [p.first.product for p in found], seed, purpose).to_dict(),
+        "right": share([p.right for p in found], [p.first.product for p in found], seed, purpose),
         "naive": _naive(found),
         "ceiling": pair_ceiling(found, noise),
     }

@@ -7,8 +7,7 @@ its number of cells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,33 +35,20 @@ DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Figure and its interval; any of them is None if there is too little data."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Return a JSON-ready mapping."""
-        return {"value": self.value, "low": self.low, "high": self.high}
-
-
-Figure = Callable[[Floats, Floats], Floats]
-"""Function that maps values (n) and weights (resamples, n) to one value per resample, NaN if all weights are 0."""
+Estimate = dict[str, float | None]
+"""{"value", "low", "high"}: a figure and its interval; any of them is None if there is too little data."""
 
 
 def mean(values: Floats, weights: Floats) -> Floats:
-    """Return the weighted mean."""
+    """Return the weighted mean of values (n) for each row of weights (resamples, n), NaN if all weights are 0."""
     total = weights.sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((weights * values).sum(axis=1) / total)
 
 
 def median(values: Floats, weights: Floats) -> Floats:
-    """Return the weighted median: the mean of the smallest value with half of the weight at or below it and the largest
-    value with half of the weight at or above it."""
+    """Return the weighted medians, as `mean` does: the mean of the smallest value with half of the weight at or below
+    it and the largest value with half of the weight at or above it."""
     order = np.argsort(values, kind="stable")
     below = np.cumsum(weights[:, order], axis=1)
     total = below[:, -1:]
@@ -106,21 +92,19 @@ def resampled(groups: Ints, seed: int, purpose: str, resamples: int = RESAMPLES)
 
 
 def estimate(values: Floats) -> Estimate:
-    """Return the figure (the first value) with the percentile interval of the others, or without an interval if fewer
-    than two others are finite."""
-    value = float(values[0])
-    if not np.isfinite(value):
-        return Estimate(None)
+    """Return the figure (the first value, if any) with the percentile interval of the others, or without an interval if
+    fewer than two others are finite."""
+    value = float(values[0]) if len(values) and np.isfinite(values[0]) else None
     others = values[1:][np.isfinite(values[1:])]
-    if len(others) < 2:
-        return Estimate(value)
+    if value is None or len(others) < 2:
+        return {"value": value, "low": None, "high": None}
     low, high = np.quantile(others, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
-    return Estimate(value, float(low), float(high))
+    return {"value": value, "low": float(low), "high": float(high)}
 
 
 def estimates(
     ratios: dict[str, Floats], deployments: Sequence[object], seed: int, purpose: str
-) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
+) -> dict[str, dict[str, dict[str, Estimate]]]:
     """Return {"over_cells"|"over_deployments": {metric: {figure: estimate}}} for ratios by metric, or an empty dict if
     there are none."""
     groups = numbered(deployments)
@@ -132,7 +116,7 @@ def estimates(
     share = 1.0 / np.bincount(groups)[groups]
     return {
         over: {
-            metric: {name: estimate(values).to_dict() for name, values in score(ratios[metric], weights).items()}
+            metric: {name: estimate(values) for name, values in score(ratios[metric], weights).items()}
             for metric in METRICS
         }
         for over, weights in (("over_cells", times), ("over_deployments", times * share))

@@ -73,9 +73,9 @@ def test_the_interval_of_a_mean_covers_it_about_as_often_as_it_says() -> None:
         values = rng.normal(1.0, 1.0, 40)
         times = resampled(np.arange(40), seed, "x", 400)
         found = estimate((times * values).sum(axis=1) / times.sum(axis=1))
-        assert found.low is not None
-        assert found.high is not None
-        hits += found.low <= 1.0 <= found.high
+        assert found["low"] is not None
+        assert found["high"] is not None
+        hits += found["low"] <= 1.0 <= found["high"]
     assert 85 <= hits <= 99
 
 
