@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from servesim.errors import UserError
 from servesim.experiments.accuracy.apart import settings_apart
@@ -18,21 +15,19 @@ from servesim.experiments.accuracy.commands import CONTRADICTION, check_loop, se
 from servesim.experiments.recording import known_model
 from servesim.hardware import bundled_models, gpu_names, model_named
 from servesim.run.presets import preset_settings
+from servesim.shipped import shipped_yaml
 from servesim.versions import recorded_engine
 
 NOMINAL = (128, 1024, 2000, 4000, 32000)
 """Prompt lengths used with `--dataset-name random` in the runs described by commands; all others are conversations."""
 _MEASURED = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
-FILE = Path(__file__).with_name("recipes.yaml")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a scenario (servesim.simulate's keywords), and the mean of the output lengths they draw, in
-    tokens."""
+    """Settings of a scenario (servesim.simulate's keywords)."""
 
     settings: dict[str, Any]
-    output_mean: float
     waves: int = 0
     """Number of turns per client that were measured if fewer requests are simulated than were sent
     (servesim.experiments.accuracy.apart), or 0 if all are simulated."""
@@ -41,7 +36,7 @@ class Recipe:
 @cache
 def recipes() -> dict[str, Any]:
     """Read the recipes."""
-    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = shipped_yaml("servesim.experiments.accuracy", "recipes.yaml")
     return loaded
 
 
@@ -68,7 +63,7 @@ def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
     """Return the recipe for replaying a cell. `changes` are dotted settings that override the recipe's own. Raise
     UserError with the reason if the cell cannot be replayed."""
     found = _recipe(cell)
-    _put(found.settings, dict(changes or {}))
+    _put(found.settings, changes or {})
     return found
 
 
@@ -83,48 +78,49 @@ def _recipe(cell: Cell) -> Recipe:
         raise UserError("the run's heading and its command name different models or flags")
     own = recipes()["models"].get(cell.model, {})
     own = own | own.get("as", {}).get(_weights(cell), {})
-    if cell.flags is not None:
-        return _of_command(cell, own)
-    engine = _of("engines", cell.engine, "engine")
-    source, model, per = source_of(cell), _model(cell.model, own), recipes()["requests"]
+    engine, waves = _of("engines", cell.engine, "engine"), 0
     settings: dict[str, Any] = {
-        "trace": f"synth:prompt={_range(source['prompt'], cell.isl)},output={_range(source['output'], cell.osl)}",
-        "requests": cell.requests or max(per["per_client"] * cell.concurrency, per["at_least"]),
         "rate": "inf",
-        "clients": {"max_concurrency": cell.concurrency},
-        "model": model,
-        "gpu": _gpu(cell.gpu, cell.gpu if cell.gpu in gpu_names() else ""),
+        "model": _model(cell.model, own),
+        "gpu": _gpu(cell),
         "tp": max(cell.tp, 1),
-        **_ranks(cell),
-        "dtype": own.get("dtype") or _of("weights", _weights(cell), "format of weights"),
+        "pp": max(cell.pp, 1),
+        "dtype": own.get("dtype") or _published(cell) or _of("weights", _weights(cell), "format of weights"),
         "preset": engine["preset"],
+        "engine": _engine(cell, engine["preset"]),
+        **_ranks(cell),
+        **_load(cell),
     }
-    if cell.sides is not None:
-        table = recipes()["apart"]
-        if stated := _comparable(
-            engine["preset"], "" if cell.engine in table["runtimes"] else cell.version.lstrip("v")
-        ):
-            settings["engine"] = stated
-        found, waves = settings_apart(cell, cell.sides, table)
-        return Recipe(settings | found, output_mean(cell), waves)
-    if cell.settings is not None:
-        return _of_measured(cell, settings)
-    if "scheduler" in engine:
-        settings["scheduler"] = dict(engine["scheduler"])
-        if own.get("max_num_seqs") == "concurrency":
-            settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
-    if limits := _limits(cell, own, source) | _scripted(cell, own, source["name"]):
-        preset = preset_settings(engine["preset"])["scheduler"]
-        settings["scheduler"] = {**preset, **settings.get("scheduler", {}), **limits}
-    if around := _engine(cell, own, engine["preset"]):
-        settings["engine"] = around
-    if kv_dtype := _kv_dtype(cell, own, engine, source["name"]):
-        settings["kv_dtype"] = kv_dtype
-    for script in _dated(cell, own, source["name"]):
-        for key, value in script.items():
-            known = settings.get(key) or (preset_settings(engine["preset"])["scheduler"] if key == "scheduler" else {})
-            settings[key] = {**known, **value} if isinstance(value, dict) else value
-    return Recipe(settings, output_mean(cell))
+    if cell.flags is not None:
+        changes = [settings_of(cell)]
+    elif cell.sides is not None:
+        apart, waves = settings_apart(cell, cell.sides, recipes()["apart"])
+        changes = [apart]
+    elif cell.settings is not None:
+        changes = [dict(cell.settings)]  # and none of other sources' scripts
+    else:
+        changes = _scripts(cell, own, engine)
+    for change in changes:
+        _put(settings, change)
+    return Recipe(settings, waves)
+
+
+def _load(cell: Cell) -> dict[str, Any]:
+    """Return the requests and clients of a cell: those of its source or, for a run described by its command, all
+    requests sent at the start, unless fewer clients than requests are stated."""
+    if cell.flags is None:
+        source, per = source_of(cell), recipes()["requests"]
+        prompt, output = _range(source["prompt"], cell.isl), _range(source["output"], cell.osl)
+        requests = cell.requests or max(per["per_client"] * cell.concurrency, per["at_least"])
+    else:
+        drawn = f"lognormal(mean={{}},{recipes()['commands']['conversations']})"
+        prompt, output = (str(mean) if nominal(cell) else drawn.format(mean) for mean in (cell.isl, cell.osl))
+        requests = cell.requests
+    found: dict[str, Any] = {"trace": f"synth:prompt={prompt},output={output}", "requests": requests}
+    if cell.flags is None or cell.concurrency < requests:
+        check_loop(cell)
+        found["clients"] = {"max_concurrency": cell.concurrency}
+    return found
 
 
 def _weights(cell: Cell) -> str:
@@ -140,21 +136,46 @@ def _ranks(cell: Cell) -> dict[str, int]:
     return found | ({"ep": cell.ep} if cell.ep not in (0, 1, cell.tp * max(cell.dp, 1)) else {})
 
 
-def _of_measured(cell: Cell, settings: dict[str, Any]) -> Recipe:
-    """Return the recipe of a cell that states its server's settings, without using settings from other sources."""
-    if stated := _comparable(settings["preset"], cell.version.lstrip("v")):
-        settings["engine"] = stated
-    _put(settings, dict(cell.settings or ()))
-    return Recipe(settings, output_mean(cell))
+def _engine(cell: Cell, preset: str) -> dict[str, Any]:
+    """Return whether experts are spread over all GPUs, and the version of the engine if a comparable one is known."""
+    unknown = cell.sides is not None and cell.engine in recipes()["apart"]["runtimes"]
+    version = "" if unknown else version_of(cell)[0]
+    found: dict[str, Any] = {"enable_expert_parallel": True} if cell.ep == cell.tp * max(cell.dp, 1) > 1 else {}
+    return found | ({"version": version} if version and recorded_engine(f"{preset} {version}") is not None else {})
 
 
-def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
-    """Add dotted settings. Scheduler settings extend those of the preset's scheduler."""
-    for key, value in dotted.items():
+def _put(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Add settings: dotted ones, and sections key by key. Scheduler settings extend those of the preset's scheduler."""
+    for key, value in changes.items():
         outer, dot, inner = key.partition(".")
-        settings[outer] = {**settings.get(outer, {}), inner: value} if dot else value
+        section = {inner: value} if dot else value
+        settings[outer] = {**settings.get(outer, {}), **section} if isinstance(section, dict) else section
     if "scheduler" in settings:
         settings["scheduler"] = {**preset_settings(settings["preset"])["scheduler"], **settings["scheduler"]}
+
+
+def _scripts(cell: Cell, own: dict[str, Any], engine: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the settings that the source's scripts have, in the order in which they override each other."""
+    source = source_of(cell)
+
+    def stated(what: str) -> Any:
+        """Return what the model's entry says for this source, engine and GPU, if anything."""
+        return own.get(what, {}).get(source["name"], {}).get(cell.engine, {}).get(cell.gpu)
+
+    around = dict(source.get("engine", {}).get(cell.engine, {}))
+    if cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ()):
+        around["enable_expert_parallel"] = True
+    if engine["preset"] == "vllm" and "gpu_memory_utilization" in own:
+        around["gpu_memory_utilization"] = own["gpu_memory_utilization"]
+    scheduler = engine.get("scheduler", {}) | _limits(cell, own, source)
+    scheduler |= {name: _number(cell, value) for name, value in (stated("scheduler") or {}).items()}
+    kv_dtype = stated("kv_dtype") or engine.get("kv_dtype", {}).get(cell.weights)
+    dated = _on_day(cell, stated("scripts"))
+    return [
+        {"engine": around, **({"scheduler": scheduler} if scheduler else {})},
+        {"kv_dtype": kv_dtype} if kv_dtype else {},
+        *({key: value for key, value in script.items() if key not in ("from", "to")} for script in dated),
+    ]
 
 
 _BUDGET = {"trtllm": ("max_bs", "max_num_tokens"), "vllm": ("max_num_seqs", "max_num_batched_tokens")}
@@ -163,49 +184,30 @@ _BUDGET = {"trtllm": ("max_bs", "max_num_tokens"), "vllm": ("max_num_seqs", "max
 
 def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str, int]:
     """Return the maximum number of sequences and tokens per step if the source's scripts or rules state them."""
-    if cell.engine in _BUDGET and "prompt_and" in source:
-        sequences, tokens = _BUDGET[cell.engine]
+    names = _BUDGET.get(cell.engine, ())
+    if names and "prompt_and" in source:
         most = cell.concurrency + cell.isl + source["prompt_and"]
-        return {sequences: cell.concurrency, tokens: most + -most % source["multiple_of"]}
-    if cell.engine != "trtllm" or "max_num_tokens" not in own:
-        return {}
-    return {"max_num_tokens": own["max_num_tokens"]} | (
-        {"max_bs": cell.concurrency} if own.get("max_bs") == "concurrency" else {}
-    )
+        return dict(zip(names, (cell.concurrency, most + -most % source["multiple_of"]), strict=True))
+    clients = max(cell.concurrency, 2 if cell.engine == "vllm" else 1)
+    return {name: clients if own[name] == "concurrency" else own[name] for name in names if name in own}
 
 
-def _scripted(cell: Cell, own: dict[str, Any], source: str) -> dict[str, int]:
-    """Return the scheduler settings used in the source's scripts."""
-
-    def number(value: Any) -> int:
-        if isinstance(value, str):
-            return int(value.removesuffix(" prompts")) * cell.isl
-        if isinstance(value, dict):
-            return int(value[max(clients for clients in value if clients <= max(cell.concurrency, 1))])
-        return int(value)
-
-    found = own.get("scheduler", {}).get(source, {}).get(cell.engine, {}).get(cell.gpu, {})
-    return {name: number(value) for name, value in found.items()}
+def _number(cell: Cell, value: Any) -> int:
+    """Return a number in the source's scripts, which may depend on the prompt or on the number of clients."""
+    if isinstance(value, str):
+        return int(value.removesuffix(" prompts")) * cell.isl
+    if isinstance(value, dict):
+        return int(value[max(clients for clients in value if clients <= max(cell.concurrency, 1))])
+    return int(value)
 
 
-def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: str) -> str | None:
-    """Return the KV format: the model's for this source, engine and GPU if stated, else the engine's for this weight
-    format."""
-    by_gpu = own.get("kv_dtype", {}).get(source, {}).get(cell.engine, {})
-    found: str | None = by_gpu.get(cell.gpu, engine.get("kv_dtype", {}).get(cell.weights))
-    return found
-
-
-def _dated(cell: Cell, own: dict[str, Any], source: str) -> list[dict[str, Any]]:
-    """Return the settings that the source's scripts had, some only around the day of the measurement (`scripts`; first
-    and last day included)."""
-    scripts = own.get("scripts", {}).get(source, {}).get(cell.engine, {}).get(cell.gpu, ())
+def _on_day(cell: Cell, entries: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return the entries without dates, and those around the day of the measurement (first and last day included)."""
     found = _MEASURED.search(cell.source)
     return [
-        {key: value for key, value in script.items() if key not in ("from", "to")}
-        for script in scripts
-        if not {"from", "to"} & script.keys()
-        or (found and script.get("from", "") <= found[1] <= script.get("to", "9999"))
+        entry
+        for entry in entries or ()
+        if not {"from", "to"} & entry.keys() or (found and entry.get("from", "") <= found[1] <= entry.get("to", "9999"))
     ]
 
 
@@ -214,63 +216,13 @@ def version_of(cell: Cell) -> tuple[str, bool]:
     of the measurement."""
     if cell.version:
         return cell.version.lstrip("v"), False
-    if found := _MEASURED.search(cell.source):
-        for entry in recipes()["versions"].get(cell.engine, ()):
-            if entry["from"] <= found[1] <= entry["to"]:
-                return str(entry["version"]), True
-    return "", False
-
-
-def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
-    """Return the engine settings other than policies, including the version if a comparable one is known."""
-    found: dict[str, Any] = dict(source_of(cell).get("engine", {}).get(cell.engine, {}))
-    found |= _comparable(preset, version_of(cell)[0])
-    if cell.ep == cell.tp * max(cell.dp, 1) > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
-        found["enable_expert_parallel"] = True
-    if preset == "vllm" and "gpu_memory_utilization" in own:
-        found["gpu_memory_utilization"] = own["gpu_memory_utilization"]
-    return found
-
-
-def _comparable(preset: str, version: str) -> dict[str, str]:
-    """Return the setting of an engine's version, or none if there is none or no comparable one is known."""
-    return {"version": version} if version and recorded_engine(f"{preset} {version}") is not None else {}
-
-
-def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
-    """Return the recipe of a run described by its command: all requests are sent at the start, unless fewer clients
-    than requests are stated."""
-    table, preset = recipes()["commands"], _of("engines", cell.engine, "engine")["preset"]
-
-    def lengths(mean: int) -> str:
-        return str(mean) if nominal(cell) else f"lognormal(mean={mean},{table['conversations']})"
-
-    settings: dict[str, Any] = {
-        "trace": f"synth:prompt={lengths(cell.isl)},output={lengths(cell.osl)}",
-        "requests": cell.requests,
-        "rate": "inf",
-        "model": _model(cell.model, own),
-        "gpu": _gpu(cell.gpu, cell.gpu),
-        "tp": cell.tp,
-        "pp": cell.pp,
-        "dtype": own.get("dtype") or _published(cell) or _of("weights", cell.weights, "format of weights"),
-        "preset": preset,
-        **_ranks(cell),
-        "engine": {
-            **({"enable_expert_parallel": True} if cell.ep == cell.tp * max(cell.dp, 1) > 1 else {}),
-            **_comparable(preset, cell.version),
-        },
-    }
-    if cell.concurrency < cell.requests:
-        check_loop(cell)
-        settings["clients"] = {"max_concurrency": cell.concurrency}
-    _put(settings, settings_of(cell))
-    return Recipe(settings, float(cell.osl))
+    dated = _on_day(cell, recipes()["versions"].get(cell.engine))
+    return (str(dated[0]["version"]), True) if dated else ("", False)
 
 
 def _published(cell: Cell) -> str | None:
     """Return the format that a model is published in, for a command that names none."""
-    found = None if cell.weights else model_named(cell.model)
+    found = None if cell.weights or cell.flags is None else model_named(cell.model)
     return found.dtype if found is not None else None
 
 
@@ -286,8 +238,9 @@ def _of(table: str, label: str, what: str) -> Any:
     return known[label]
 
 
-def _gpu(label: str, default: str = "") -> str:
-    name = str(recipes()["gpus"].get(label) or default or _of("gpus", label, "GPU"))
+def _gpu(cell: Cell) -> str:
+    own = cell.gpu if cell.flags is not None or cell.gpu in gpu_names() else ""
+    name = str(recipes()["gpus"].get(cell.gpu) or own or _of("gpus", cell.gpu, "GPU"))
     if name not in gpu_names():
         raise UserError(f"GPU {name}: no data sheet is bundled")
     return name
