@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from servesim.experiments.accuracy.files import ratios
 from servesim.reports.figures.axes import gap_of, name_above, pitch_of
 from servesim.reports.ink import INK, SERIES
 from servesim.reports.svg import Drawing, wide
@@ -19,9 +18,10 @@ SHOWN = 14
 def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
     """Draw each answered cell's ratios of TPOT and TTFT, with one row per engine, GPU and model."""
     groups: dict[str, list[tuple[float, float]]] = {}
-    for cell, tpot, ttft in ratios(cells):
-        model = cell["model"].rpartition("/")[2]
-        groups.setdefault(f"{cell['engine']}, {cell['gpu'].removesuffix('_sxm')}, {model}", []).append((tpot, ttft))
+    for cell in cells:
+        if not cell["screened"] and cell["tpot_ratio"] and cell["ttft_ratio"]:
+            name = f"{cell['engine']}, {cell['gpu'].removesuffix('_sxm')}, {cell['model'].rpartition('/')[2]}"
+            groups.setdefault(name, []).append((float(cell["tpot_ratio"]), float(cell["ttft_ratio"])))
     if not groups:
         return None
     shown = sorted(sorted(groups), key=lambda name: -len(groups[name]))[:SHOWN]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from servesim.experiments.accuracy.scores import METRICS
 from servesim.experiments.accuracy.study import Scored
 from servesim.experiments.documents import plain
 from servesim.experiments.store import RUNS
-from servesim.run.result_files import REPORT, SUMMARY, to_json, write_text
+from servesim.run.result_files import REPORT, SUMMARY, to_json, writable, write_text
 
 CELLS = "cells.csv"
 CASE = ("engine", "version", "model", "gpu", "precision", "tp", "ep", "in_flight", "prompt")
@@ -32,39 +31,27 @@ def claim(out: Path) -> None:
     )
     if others:
         raise UserError(f"--out {out}: exists and is not a servesim score (it contains {others[0]})")
-    try:
+    with writable(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
 
 
 def write(out: Path, scored: Sequence[Scored], document: Mapping[str, Any]) -> None:
     """Write the cells and the document. The same score gives the same bytes."""
-    text = io.StringIO()
-    rows = csv.DictWriter(
-        text,
-        [*LABELS, "gpus", *_TIMES, "extrapolated", "formula", "screened", "reason", "laboratory", *_RUN],
-        lineterminator="\n",
-    )
-    rows.writeheader()
-    rows.writerows(_row(one) for one in scored)
-    write_text(out / CELLS, text.getvalue(), "--out")
+    import pandas as pd
+
+    rows = pd.DataFrame([_row(one) for one in scored], dtype=object)
+    write_text(out / CELLS, rows.to_csv(index=False, lineterminator="\n"), "--out")
     write_text(out / SUMMARY, to_json(plain(document)), "--out")
 
 
-_RUN = tuple(f"run_{name}" for name in CASE)
-_TIMES = tuple(f"{metric}_{kind}" for metric in METRICS for kind in ("measured_ms", "simulated_ms", "ratio"))
-
-
 def _row(one: Scored) -> dict[str, Any]:
-    row = {name: getattr(one.cell, name) for name in LABELS}
-    row |= {"gpus": one.cell.gpus, "screened": one.screened, "reason": one.answer.reason}
-    row["laboratory"] = laboratory_of(one.cell)
-    row |= {f"run_{name}": value for name, value in (one.answer.case or {}).items() if name in CASE}
+    row = {name: getattr(one.cell, name) for name in (*LABELS, "gpus")}
+    times = {"measured_ms": one.measured, "simulated_ms": one.simulated, "ratio": one.ratios}
+    for i, metric in enumerate(METRICS):
+        row |= {f"{metric}_{kind}": _text(values[i] if values else None) for kind, values in times.items()}
     row |= {"extrapolated": _text(one.answer.extrapolated), "formula": _text(one.answer.formula)}
-    for kind, values in (("measured_ms", one.measured), ("simulated_ms", one.simulated), ("ratio", one.ratios)):
-        row |= {f"{m}_{kind}": _text(v) for m, v in zip(METRICS, values or (None,) * len(METRICS), strict=True)}
-    return row
+    row |= {"screened": one.screened, "reason": one.answer.reason, "laboratory": laboratory_of(one.cell)}
+    return row | {f"run_{name}": (one.answer.case or {}).get(name) for name in CASE}
 
 
 def _text(value: float | None) -> str:
@@ -82,10 +69,3 @@ def load(folder: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: damaged: {error}") from error
     return cells, document
-
-
-def ratios(cells: Sequence[Mapping[str, str]]) -> Iterator[tuple[Mapping[str, str], float, float]]:
-    """Yield each cell that is not excluded and has an answer, with its TPOT and TTFT ratios."""
-    for cell in cells:
-        if not cell["screened"] and cell["tpot_ratio"] and cell["ttft_ratio"]:
-            yield cell, float(cell["tpot_ratio"]), float(cell["ttft_ratio"])

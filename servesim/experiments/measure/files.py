@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shutil
@@ -21,16 +19,6 @@ from servesim.experiments.measure.study import Measured, Measurement
 from servesim.run.result_files import to_json, writable
 
 CELLS, SERVER, RUNS = "cells.csv", "server_config.json", "runs"
-COLUMNS = (
-    *("id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "precision"),
-    *("gemm_quant_mode", "mode", "isl", "osl", "batch_size", "requests", "tp_size", "pp_size", "attention_dp_size"),
-    *("moe_tp_size", "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms", "settings"),
-)
-"""Columns of cells.csv: aiconfigurator's, plus the number of requests of a cell and the server's settings (JSON)."""
-RUN_COLUMNS = (
-    *("send_time_us", "first_chunk_time_us", "last_chunk_time_us", "server_input_tokens", "output_tokens", "status"),
-    "max_concurrency",
-)
 FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "int4": "awq"}
 """Labels of weight formats, by servesim's names for the formats."""
 
@@ -56,7 +44,7 @@ def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: 
         with writable(out):
             (partial / RUNS).mkdir(parents=True)
             for run in measurement.runs:
-                (partial / RUNS / f"{run.name}.csv").write_text(_table(RUN_COLUMNS, _rows(run)), encoding="utf-8")
+                (partial / RUNS / f"{run.name}.csv").write_text(_table(_rows(run)), encoding="utf-8")
             (partial / CELLS).write_text(table(measurement, labels, date), encoding="utf-8")
             config = {**server(measurement.facts, labels), "measured": date, "notes": measurement.notes}
             (partial / SERVER).write_text(to_json(config), encoding="utf-8")
@@ -70,7 +58,7 @@ def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: 
 
 def table(measurement: Measurement, labels: Mapping[str, Any], date: str) -> str:
     """Return the text of cells.csv."""
-    return _table(COLUMNS, [_cell(run, measurement.facts, labels, date) for run in measurement.runs])
+    return _table([_cell(run, measurement.facts, labels, date) for run in measurement.runs])
 
 
 def server(facts: Facts, labels: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +97,8 @@ def settings(facts: Facts) -> dict[str, Any]:
 
 
 def _cell(run: Measured, facts: Facts, labels: Mapping[str, Any], date: str) -> dict[str, Any]:
-    """Return a row of cells.csv. Lengths are nominal, i.e. the measured means divided by the mean of SHORTEST and 1."""
+    """Return a row of cells.csv: aiconfigurator's columns, plus the number of requests of a cell and the server's
+    settings (JSON). Lengths are nominal, i.e. the measured means divided by the mean of SHORTEST and 1."""
     mean_share = (1 + SHORTEST) / 2
     ttft, tpot = means(run.answers)
     systems = {name: label for label, name in recipes()["gpus"].items()}
@@ -155,9 +144,7 @@ def _rows(run: Measured) -> list[dict[str, Any]]:
     ]
 
 
-def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    import pandas as pd
+
+    return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
