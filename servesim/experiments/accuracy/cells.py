@@ -30,7 +30,7 @@ class Side:
         return self.workers * max(self.tp * self.dp, self.moe_tp * self.ep)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One measured cell. Missing labels are 0 for counts and empty for texts; times are means in ms."""
 
@@ -44,7 +44,7 @@ class Cell:
     precision: str
     weights: str
     """Format of the linear layers' weights, as labeled."""
-    mode: str
+    mode: str = "agg"
     """Deployment mode: `agg` for one engine, or `disagg` for separate prefill and decode."""
     isl: int
     osl: int
@@ -52,11 +52,11 @@ class Cell:
     concurrency: int
     """Number of clients in a closed loop, or mean number of requests in flight in an open loop."""
     tp: int
-    pp: int
-    dp: int
+    pp: int = 1
+    dp: int = 1
     """Number of attention replicas, each with its own requests."""
-    moe_tp: int
-    ep: int
+    moe_tp: int = 1
+    ep: int = 1
     ttft_ms: float
     tpot_ms: float
     """Mean over requests: of unequal answers the short ones weigh as much as the long ones."""

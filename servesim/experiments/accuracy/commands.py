@@ -6,8 +6,10 @@ Lengths are computed from the totals, since the bench command on a page may not 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from servesim.errors import UserError
@@ -33,15 +35,21 @@ CLOSED = 0.75
 """Minimum share of its clients' requests that a closed loop has in flight on average. (Recorded ones: 0.96 to 1.)"""
 
 
+def number_in(row: Mapping[str, str], where: str, name: str) -> float:
+    """Return a number in a line, or 0 if it is not stated. Raise UserError if it is not a finite number."""
+    text = row.get(name) or ""
+    try:
+        value = float(text) if text.strip() else 0.0
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{where}: {name} is {text!r} but must be a number")
+    return value
+
+
 def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
     """Return a line as a cell. Raise UserError if a value is not a number."""
-
-    def figure(name: str) -> float:
-        try:
-            return float(row.get(name) or 0)
-        except ValueError:
-            raise UserError(f"{where}: {name} is {row[name]!r} but must be a number") from None
-
+    figure = partial(number_in, row, where)
     engine, model, flags = parsed(row[SERVE])
     sizes = {SIZES[name]: int(value) for name, value in flags if name in SIZES and value.isdigit()}
     others = tuple((name, value) for name, value in flags if name not in SIZES)
@@ -61,14 +69,11 @@ def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
         gpu=known_gpu(row["doc"].rpartition("_")[2]) or row["doc"].rpartition("_")[2],
         precision=weights,
         weights=weights,
-        mode="agg",
         isl=round(figure(PROMPTS) / max(count, 1)),
         osl=round(figure(ANSWERS) / max(count, 1)),
         concurrency=round(figure(CLIENTS)) or count,
         tp=tp,
         pp=sizes.get("pp", 1),
-        dp=1,
-        moe_tp=1,
         ep=tp if ("enable-expert-parallel", "") in others else sizes.get("ep", 1),
         ttft_ms=figure(TTFT),
         tpot_ms=figure(TPOT),

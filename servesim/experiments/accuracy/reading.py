@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from servesim import untrusted
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell, Side
-from servesim.experiments.accuracy.commands import COLUMNS, RATE, SERVE, cell_of_run
+from servesim.experiments.accuracy.commands import COLUMNS, RATE, SERVE, cell_of_run, number_in
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.validate import measured_figures
@@ -38,7 +38,7 @@ def read(paths: Sequence[str | Path]) -> list[Cell]:
         files = sorted(path.rglob("*.csv")) if path.is_dir() else [path] if path.is_file() else []
         tables = [file for file in files if _is_table(file)]
         if tables:
-            cells += [cell for file in tables for cell in read_table(file)]
+            cells += [cell for file in tables for cell in cells_in(untrusted.read_text(file), file)]
         else:
             cells += [_of_run(run) for run in read_folder(path)]
     return cells
@@ -50,10 +50,10 @@ def _is_table(file: Path) -> bool:
     return set(TIMES) <= set(head) or {SERVE, RATE} <= set(head)
 
 
-def read_table(path: Path) -> list[Cell]:
-    """Read a table with one cell per line, in aiconfigurator's columns or described by commands. Ignore other
-    columns."""
-    reader = csv.DictReader(io.StringIO(untrusted.read_text(path)))
+def cells_in(text: str, path: Path) -> list[Cell]:
+    """Return the cells of a table with one per line, in aiconfigurator's columns or described by commands. Ignore other
+    columns. `path` is named in errors."""
+    reader = csv.DictReader(io.StringIO(text))
     names = set(reader.fieldnames or ())
     told = SERVE in names
     wanted = APART if set(APART) <= names and "mode" not in names else WANTED
@@ -66,17 +66,7 @@ def read_table(path: Path) -> list[Cell]:
 
 
 def _of_row(row: dict[str, str], where: str) -> Cell:
-    def number(name: str) -> float:
-        text = row.get(name) or ""
-        try:
-            value = float(text) if text.strip() else 0.0
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(f"{where}: {name} is {text!r} but must be a number")
-        return value
-
-    source = row.get("silicon_data_source") or ""
+    figure, source = partial(number_in, row, where), row.get("silicon_data_source") or ""
     stated, release = _CONCURRENCY.search(source), _RELEASE.search(source)
     return Cell(
         id=row["id"],
@@ -88,20 +78,20 @@ def _of_row(row: dict[str, str], where: str) -> Cell:
         precision=row.get("precision") or "",
         weights=row.get("gemm_quant_mode") or "",
         mode=row.get("mode") or "disagg",
-        isl=round(number("isl")),
-        osl=round(number("osl")),
-        concurrency=int(stated[1]) if stated else round(number("batch_size") or number("conc")),
-        tp=round(number("tp_size")),
-        pp=round(number("pp_size")) or 1,
-        dp=round(number("attention_dp_size")),
-        moe_tp=round(number("moe_tp_size")) or 1,
-        ep=round(number("moe_ep_size")) or 1,
-        ttft_ms=number("silicon_ttft_ms"),
-        tpot_ms=number("silicon_tpot_ms"),
-        batch=round(number("batch_size")) if stated else 0,
-        requests=round(number("requests")),
+        isl=round(figure("isl")),
+        osl=round(figure("osl")),
+        concurrency=int(stated[1]) if stated else round(figure("batch_size") or figure("conc")),
+        tp=round(figure("tp_size")),
+        pp=round(figure("pp_size")) or 1,
+        dp=round(figure("attention_dp_size")),
+        moe_tp=round(figure("moe_tp_size")) or 1,
+        ep=round(figure("moe_ep_size")) or 1,
+        ttft_ms=figure("silicon_ttft_ms"),
+        tpot_ms=figure("silicon_tpot_ms"),
+        batch=round(figure("batch_size")) if stated else 0,
+        requests=round(figure("requests")),
         settings=_settings(row, where),
-        sides=_sides(row.get("mode") or "disagg", number),
+        sides=_sides(row.get("mode") or "disagg", figure),
         workers=" ".join(
             f"{name}={row[name]}" for name in row if name.startswith(("prefill_", "decode_")) and row[name]
         ),
@@ -144,15 +134,10 @@ def _of_run(run: RecordedRun) -> Cell:
         gpu=server.gpu or "",
         precision=server.dtype,
         weights=f"{server.dtype}{f' {server.speculation}' if server.speculation else ''}",
-        mode="agg",
         isl=round(float(run.prompt_len.mean())) if len(run) else 0,
         osl=round(float(run.output_len.mean())) if len(run) else 0,
         concurrency=run.concurrency or max(round(flight), 1),
         tp=server.tp,
-        pp=1,
-        dp=1,
-        moe_tp=1,
-        ep=1,
         ttft_ms=figures["ttft"]["mean"] or 0.0,
         tpot_ms=figures["tpot"]["mean"] or 0.0,
         run=run,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell
-from servesim.experiments.accuracy.reading import read
+from servesim.experiments.accuracy.reading import cells_in
 from servesim.experiments.accuracy.recipes import recipe
 from servesim.experiments.measure.answers import Answer
 from servesim.experiments.measure.files import CELLS, table
@@ -56,7 +55,6 @@ class Load:
     """Measured load, and the same load simulated."""
 
     run: Measured
-    cell: Cell
     measured: Times
     simulated: Times
     bars: Mapping[str, tuple[float, float]]
@@ -78,10 +76,7 @@ class Load:
 
 def cells_of(measurement: Measurement, labels: Mapping[str, Any], date: str) -> list[Cell]:
     """Return the cells that `servesim accuracy` would read from the measurement's table."""
-    with tempfile.TemporaryDirectory(prefix="servesim-measure-") as folder:
-        path = Path(folder) / CELLS
-        path.write_text(table(measurement, labels, date), encoding="utf-8")
-        return read([path])
+    return cells_in(table(measurement, labels, date), Path(CELLS))
 
 
 def check(points: Sequence[Point], facts: Facts, labels: Mapping[str, Any]) -> None:
@@ -121,7 +116,7 @@ def _load(run: Measured, cell: Cell, host: Path | None) -> Load:
         else (ours[metric] * (1 - UNKNOWN_BAR), ours[metric] * (1 + UNKNOWN_BAR))
         for metric in METRICS
     }
-    return Load(run, cell, measured, simulated, bars, str(result.summary["scenario"]["host"]))
+    return Load(run, measured, simulated, bars, str(result.summary["scenario"]["host"]))
 
 
 def per_request_ms(loads: Sequence[Load]) -> tuple[float, float] | None:
