@@ -6,7 +6,7 @@ Rules are tried in the order of `RULES`; the first one that applies excludes the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -53,20 +53,22 @@ RULES = {
 def screen(cells: Sequence[Cell]) -> list[str]:
     """Return, for each cell, the rule that excludes it, or an empty string if none does."""
     out = [""] * len(cells)
-    alone = (_missing, _copies, _two_labels, _too_many, _two_numbers, _drafts, _apart)
-    for rule, check in zip(RULES, (*alone, _too_fast, _waiting, _stalled, _falling), strict=True):
+    labels = (_each(_missing), _copies, _two_labels, _each(_too_many), _each(_two_numbers), _each(_drafts))
+    for rule, check in zip(RULES, (*labels, _apart, _too_fast, _waiting, _stalled, _falling), strict=True):
         left = [i for i, by in enumerate(out) if not by]
         for place in check([cells[i] for i in left]):
             out[left[place]] = rule
     return out
 
 
-def _missing(cells: Sequence[Cell]) -> Iterator[int]:
-    for i, cell in enumerate(cells):
-        needed = [cell.isl, cell.osl, cell.concurrency, cell.ttft_ms, cell.tpot_ms]
-        needed += [cell.tp] if cell.mode == "agg" else []
-        if min(needed) <= 0:
-            yield i
+def _each(applies: Callable[[Cell], object]) -> Callable[[Sequence[Cell]], list[int]]:
+    """Return a rule for each cell alone as one for all of them."""
+    return lambda cells: [i for i, cell in enumerate(cells) if applies(cell)]
+
+
+def _missing(cell: Cell) -> bool:
+    tp = cell.tp if cell.mode == "agg" else 1
+    return min(cell.isl, cell.osl, cell.concurrency, cell.ttft_ms, cell.tpot_ms, tp) <= 0
 
 
 def _times(cell: Cell) -> tuple[float, float]:
@@ -87,69 +89,58 @@ def _copies(cells: Sequence[Cell]) -> Iterator[int]:
         yield from (i for i in members if i != stays)
 
 
-def _two_labels(cells: Sequence[Cell]) -> Iterator[int]:
-    places: dict[tuple[float, float], set[tuple[str | int, ...]]] = {}
-    for cell in cells:
-        places.setdefault(_times(cell), set()).add(_labels(cell))
-    yield from (i for i, cell in enumerate(cells) if len(places[_times(cell)]) > 1)
+def _two_labels(cells: Sequence[Cell]) -> list[int]:
+    labels = grouped((_times(cell), _labels(cell)) for cell in cells)
+    return [i for i, cell in enumerate(cells) if len({*labels[_times(cell)]}) > 1]
 
 
-def _too_many(cells: Sequence[Cell]) -> Iterator[int]:
-    boxes = recipes()["boxes"]["gpus"]
-    for i, cell in enumerate(cells):
-        if cell.mode == "agg" and max(cell.gpus, cell.ep) > boxes.get(cell.gpu, float("inf")):
-            yield i
+def _too_many(cell: Cell) -> bool:
+    return cell.mode == "agg" and max(cell.gpus, cell.ep) > recipes()["boxes"]["gpus"].get(cell.gpu, inf)
 
 
-def _two_numbers(cells: Sequence[Cell]) -> Iterator[int]:
-    for i, cell in enumerate(cells):
-        if cell.mode == "agg" and cell.batch and cell.concurrency != cell.batch * max(cell.dp, 1):
-            yield i
+def _two_numbers(cell: Cell) -> bool:
+    return cell.mode == "agg" and cell.batch > 0 and cell.concurrency != cell.batch * max(cell.dp, 1)
 
 
-def _drafts(cells: Sequence[Cell]) -> Iterator[int]:
-    for i, cell in enumerate(cells):
-        if cell.run is None and _DRAFTS.search(f"{cell.id.replace('_', ' ')} {cell.source}"):
-            yield i
+def _drafts(cell: Cell) -> object:
+    return cell.run is None and _DRAFTS.search(f"{cell.id.replace('_', ' ')} {cell.source}")
 
 
-def _apart(cells: Sequence[Cell]) -> Iterator[int]:
+def _apart(cells: Sequence[Cell]) -> list[int]:
     places = grouped((cell.place, cell.tpot_ms) for cell in cells if cell.run is None)
-    for i, cell in enumerate(cells):
-        times = places.get(cell.place, [1.0]) if cell.run is None else [1.0]
-        if max(times) > (1 + APART) * min(times):
-            yield i
+    apart = {place for place, times in places.items() if max(times) > (1 + APART) * min(times)}
+    return [i for i, cell in enumerate(cells) if cell.run is None and cell.place in apart]
 
 
-def _too_fast(cells: Sequence[Cell]) -> Iterator[int]:
-    known = list(_reaches(cells))
-    beyond = {cell.deployment for _, cell, reach in known if tokens_per_s(cell) > reach.tokens_per_s}
-    yield from (i for i, cell, _ in known if cell.deployment in beyond)
+def _too_fast(cells: Sequence[Cell]) -> list[int]:
+    return _of_servers(_reaches(cells), lambda cell, reach: tokens_per_s(cell) > reach.tokens_per_s)
 
 
-def _waiting(cells: Sequence[Cell]) -> Iterator[int]:
-    for i, cell, reach in _reaches(cells):
+def _waiting(cells: Sequence[Cell]) -> list[int]:
+    def waits(cell: Cell, reach: Reach) -> bool:
         busy = tokens_per_s(cell) / reach.tokens_per_s
-        if waiting(cell) > 0.5 and busy < IDLE and _kv_wanted(cell) < reach.kv_tokens:
-            yield i
+        return waiting(cell) > 0.5 and busy < IDLE and _kv_wanted(cell) < reach.kv_tokens
+
+    return [i for i, cell, reach in _reaches(cells) if waits(cell, reach)]
 
 
-def _stalled(cells: Sequence[Cell]) -> Iterator[int]:
-    known = list(_reaches(cells))
-    shortest: dict[tuple[str | int, ...], float] = {}
-    highest: dict[tuple[str | int, ...], float] = {}
-    for _, cell, _ in known:
-        shortest[cell.deployment] = min(cell.ttft_ms, shortest.get(cell.deployment, inf))
-        lengths = (*cell.deployment, cell.isl, cell.osl)
-        highest[lengths] = max(tokens_per_s(cell), highest.get(lengths, 0.0))
+def _stalled(cells: Sequence[Cell]) -> list[int]:
+    known = _reaches(cells)
+    ttfts = grouped((cell.deployment, cell.ttft_ms) for _, cell, _ in known)
+    rates = grouped(((*cell.deployment, cell.isl, cell.osl), tokens_per_s(cell)) for _, cell, _ in known)
 
     def stalls(cell: Cell, reach: Reach) -> bool:
-        prompts_ms = 1e3 * cell.concurrency * prompt_mean(cell) / highest[*cell.deployment, cell.isl, cell.osl]
-        longest_ms = (1 + APART) * (shortest[cell.deployment] + prompts_ms)
+        highest = max(rates[*cell.deployment, cell.isl, cell.osl])
+        longest_ms = (1 + APART) * (min(ttfts[cell.deployment]) + 1e3 * cell.concurrency * prompt_mean(cell) / highest)
         return cell.ttft_ms > longest_ms and _kv_wanted(cell) < reach.kv_tokens
 
-    beyond = {cell.deployment for _, cell, reach in known if stalls(cell, reach)}
-    yield from (i for i, cell, _ in known if cell.deployment in beyond)
+    return _of_servers(known, stalls)
+
+
+def _of_servers(known: Sequence[tuple[int, Cell, Reach]], applies: Callable[[Cell, Reach], bool]) -> list[int]:
+    """Return all cells of the servers to one of whose cells a rule applies."""
+    beyond = {cell.deployment for _, cell, reach in known if applies(cell, reach)}
+    return [i for i, cell, _ in known if cell.deployment in beyond]
 
 
 def _kv_wanted(cell: Cell) -> float:
@@ -157,12 +148,10 @@ def _kv_wanted(cell: Cell) -> float:
     return cell.concurrency * (prompt_mean(cell) + output_mean(cell))
 
 
-def _reaches(cells: Sequence[Cell]) -> Iterator[tuple[int, Cell, Reach]]:
-    """Yield the table lines whose servers have known limits."""
-    for i, cell in enumerate(cells):
-        reach = reach_of(cell) if cell.run is None and cell.flags is None else None
-        if reach is not None:
-            yield i, cell, reach
+def _reaches(cells: Sequence[Cell]) -> list[tuple[int, Cell, Reach]]:
+    """Return the table lines whose servers have known limits."""
+    rows = ((i, cell) for i, cell in enumerate(cells) if cell.run is None and cell.flags is None)
+    return [(i, cell, reach) for i, cell in rows if (reach := reach_of(cell)) is not None]
 
 
 def _falling(cells: Sequence[Cell]) -> Iterator[int]:
@@ -176,21 +165,15 @@ def _falling(cells: Sequence[Cell]) -> Iterator[int]:
 def rising(times: Sequence[float]) -> set[int]:
     """Return the indices of the largest set of values in which none is more than `FALL` below the one before. If
     several sets are equally large, none is known to be right, so return the indices they share."""
-    best: dict[int, tuple[int, set[int]]] = {}
+    ends: list[tuple[int, set[int]]] = []
     for i, value in enumerate(times):
-        longest, common = 0, set[int]()
-        for j in (j for j in range(i) if value >= (1 - FALL) * times[j]):
-            length, places = best[j]
-            longest, common = _merged(longest, common, length, places)
-        best[i] = (longest + 1, common | {i})
-    total, kept = 0, set[int]()
-    for length, places in best.values():
-        total, kept = _merged(total, kept, length, places)
-    return kept
+        length, common = _longest([ends[j] for j in range(i) if value >= (1 - FALL) * times[j]])
+        ends.append((length + 1, common | {i}))
+    return _longest(ends)[1]
 
 
-def _merged(longest: int, common: set[int], length: int, places: set[int]) -> tuple[int, set[int]]:
-    """Return the longer chain, or the shared indices if both are equally long."""
-    if length == longest:
-        return longest, common & places
-    return (length, set(places)) if length > longest else (longest, common)
+def _longest(chains: Sequence[tuple[int, set[int]]]) -> tuple[int, set[int]]:
+    """Return the length of the longest chains, and the indices that all of them share."""
+    most = max((length for length, _ in chains), default=0)
+    longest = [places for length, places in chains if length == most]
+    return most, set.intersection(*longest) if longest else set()
