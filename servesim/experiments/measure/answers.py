@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.experiments.measure.wire import Address, Reply, connected, excerpt, read_head, request_bytes
+from servesim.experiments.measure.wire import Address, Reply, asked, excerpt
 
 MOST_EVENT = 1 << 22
 """Maximum number of bytes in one event of a stream."""
@@ -64,19 +64,16 @@ class Answer:
 async def ask(target: Target, prompt: str, tokens: int) -> Answer:
     """Send a request and read its stream. Raise UserError with a one-line message if the answer is missing or
     implausible."""
-    data = request_bytes(target.address, target.path, target.body(prompt, tokens))
-    async with connected(target.address, target.path, target.timeout_s) as (reader, writer, where):
-        sent = time.monotonic_ns()
-        writer.write(data)
-        reply = await read_head(reader, where)
+    async with asked(target.address, target.path, target.timeout_s, target.body(prompt, tokens)) as reply:
         kind = reply.headers.get("content-type", "").partition(";")[0].strip()
         if reply.status != 200:
-            raise UserError(f"{where}: returned status {reply.status}: {excerpt(await reply.body(4096))}")
+            raise UserError(f"{reply.where}: returned status {reply.status}: {excerpt(await reply.body(4096))}")
         if kind != "text/event-stream":
             found = f"answered {kind or 'no type'}: {excerpt(await reply.body(4096))}"
-            raise UserError(f"{where}: expected a stream of events, but the server {found}")
-        return await _Stream(where, tokens, target.chat).read(reply, sent)
-    raise AssertionError("connected() raises or yields")
+            raise UserError(f"{reply.where}: expected a stream of events, but the server {found}")
+        stream = _Stream(reply.where, tokens, target.chat)
+        await stream.read(reply)
+    return stream.answer(reply.sent_ns)
 
 
 class _Stream:
@@ -87,8 +84,8 @@ class _Stream:
         self._first = self._last = self._chunks = self._texts = 0
         self._usage: dict[str, Any] | None = None
 
-    async def read(self, reply: Reply, sent: int) -> Answer:
-        """Read to the end of the stream. `sent` is the time at which the request was sent, in ns."""
+    async def read(self, reply: Reply) -> None:
+        """Read to the end of the stream."""
         rest, done = b"", False
         async for piece in reply.pieces():
             now = time.monotonic_ns()
@@ -101,7 +98,6 @@ class _Stream:
                 break
         if not done:
             raise asyncio.IncompleteReadError(b"", None)
-        return self._checked(sent)
 
     def _line(self, line: bytes, now: int) -> bool:
         """Process one line. Return whether it marks the end of the stream."""
@@ -138,8 +134,9 @@ class _Stream:
         if self._chunks > self._tokens + SPARE:
             raise UserError(f"{self._where}: the stream continues beyond the {self._tokens} requested tokens")
 
-    def _checked(self, sent: int) -> Answer:
-        """Return the answer, or raise UserError if the token counts reported by the server are implausible."""
+    def answer(self, sent: int) -> Answer:
+        """Return the answer to a request sent at a time in ns. Raise UserError if the token counts reported by the
+        server are implausible."""
         where, asked = self._where, self._tokens
         if self._usage is None:
             raise UserError(

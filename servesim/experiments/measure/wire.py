@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -65,14 +66,28 @@ class Address:
 class Reply:
     """Answer whose head has been read: its status, and its body in pieces as they arrive."""
 
-    def __init__(self, where: str, reader: asyncio.StreamReader, status: int, headers: dict[str, str]) -> None:
-        self._where, self._reader, self.status, self.headers = where, reader, status, headers
+    def __init__(self, where: str, reader: asyncio.StreamReader) -> None:
+        """Begin an answer to a request that is sent now. `where` is a prefix for error messages."""
+        self.where, self._reader, self.sent_ns = where, reader, time.monotonic_ns()
+        self.status, self.headers = 0, dict[str, str]()
+
+    async def read_head(self) -> None:
+        """Read the status line and the headers. Raise UserError if they are not HTTP."""
+        while self.status in (0, 100):
+            first = await self._line()
+            words = first.split(None, 2)
+            if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+                raise UserError(f"{self.where}: the response is not HTTP: {shown(first.decode('latin-1'))}")
+            self.status, self.headers = int(words[1]), {}
+            while line := await self._line():
+                name, _, value = line.decode("latin-1").partition(":")
+                self.headers[name.strip().lower()] = value.strip()
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body. Raise UserError if it is cut off."""
         reader, length = self._reader, self.headers.get("content-length", "")
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
-            while size := _size(self._where, await _line(self._where, reader)):
+            while size := self._size(await self._line()):
                 piece = await reader.readexactly(size + 2)
                 yield piece[:-2]
         elif length.isdigit():
@@ -96,36 +111,37 @@ class Reply:
                 break
         return bytes(found[:most]).decode("utf-8", "replace")
 
+    def _size(self, line: bytes) -> int:
+        try:
+            return int(line.split(b";")[0], 16)
+        except ValueError:
+            raise UserError(
+                f"{self.where}: the response is not valid HTTP: {shown(line.decode('latin-1'))} is not a chunk size"
+            ) from None
 
-def _size(where: str, line: bytes) -> int:
-    try:
-        return int(line.split(b";")[0], 16)
-    except ValueError:
-        raise UserError(
-            f"{where}: the response is not valid HTTP: {shown(line.decode('latin-1'))} is not a chunk size"
-        ) from None
-
-
-async def _line(where: str, reader: asyncio.StreamReader) -> bytes:
-    try:
-        return (await reader.readuntil(b"\n")).strip()
-    except asyncio.LimitOverrunError:
-        raise UserError(f"{where}: the response is not HTTP: a line of more than {MOST_HEAD:,} bytes") from None
+    async def _line(self) -> bytes:
+        try:
+            return (await self._reader.readuntil(b"\n")).strip()
+        except asyncio.LimitOverrunError:
+            raise UserError(
+                f"{self.where}: the response is not HTTP: a line of more than {MOST_HEAD:,} bytes"
+            ) from None
 
 
 @asynccontextmanager
-async def connected(
-    address: Address, path: str, timeout_s: float
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, str]]:
-    """Connect, and allow `timeout_s` seconds for everything done in the context. Yield the reader, the writer and a
-    prefix for error messages. Raise UserError with a one-line message if the connection fails in any way."""
-    where = f"{address}{path}"
-    writer = None
+async def asked(address: Address, path: str, timeout_s: float, body: Any = None) -> AsyncIterator[Reply]:
+    """Connect, send a request (a POST with JSON if there is a body, else a GET), and yield its answer, whose head has
+    been read. Allow `timeout_s` seconds for everything done in the context. Raise UserError with a one-line message if
+    the connection fails in any way."""
+    where, data, writer = f"{address}{path}", _request(address, path, body), None
     try:
         async with asyncio.timeout(timeout_s):
             context = ssl.create_default_context() if address.secure else None
             reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context, limit=MOST_HEAD)
-            yield reader, writer, where
+            reply = Reply(where, reader)
+            writer.write(data)
+            await reply.read_head()
+            yield reply
     except TimeoutError:
         raise UserError(f"{where}: did not finish within {timeout_s:g} s (increase --timeout)") from None
     except asyncio.IncompleteReadError:
@@ -140,8 +156,7 @@ async def connected(
                 writer.transport.abort()  # do not wait for an answer we gave up on
 
 
-def request_bytes(address: Address, path: str, body: Any = None) -> bytes:
-    """Return an HTTP/1.1 request: a POST with JSON if there is a body, else a GET."""
+def _request(address: Address, path: str, body: Any) -> bytes:
     data = b"" if body is None else json.dumps(body).encode()
     fields = [("Host", f"{address.host}:{address.port}"), ("Connection", "close"), *address.headers]
     if body is not None:
@@ -150,28 +165,11 @@ def request_bytes(address: Address, path: str, body: Any = None) -> bytes:
     return f"{'GET' if body is None else 'POST'} {address.base}{path} HTTP/1.1\r\n{head}\r\n".encode() + data
 
 
-async def read_head(reader: asyncio.StreamReader, where: str) -> Reply:
-    """Read the status line and the headers. Raise UserError if they are not HTTP."""
-    while True:
-        first = await _line(where, reader)
-        words = first.split(None, 2)
-        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-            raise UserError(f"{where}: the response is not HTTP: {shown(first.decode('latin-1'))}")
-        headers = {}
-        while line := await _line(where, reader):
-            name, _, value = line.decode("latin-1").partition(":")
-            headers[name.strip().lower()] = value.strip()
-        if words[1] != b"100":
-            return Reply(where, reader, int(words[1]), headers)
-
-
 async def get(address: Address, path: str, timeout_s: float) -> tuple[int, str]:
     """Return the status and body of a GET. Raise UserError if there is no answer."""
-    async with connected(address, path, timeout_s) as (reader, writer, where):
-        writer.write(request_bytes(address, path))
-        reply = await read_head(reader, where)
-        return reply.status, await reply.body()
-    raise AssertionError("connected() raises or yields")
+    async with asked(address, path, timeout_s) as reply:
+        text = await reply.body()
+    return reply.status, text
 
 
 async def get_json(address: Address, path: str, timeout_s: float) -> Any:
