@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,15 @@ AROUND = (1 - SHORTEST) / (1 + SHORTEST)
 SPARE_S = 180.0
 """Seconds that a client may take beyond its requests, to load and to write its files."""
 RECORDS, RESULT = "profile_export.jsonl", "result.json"
+METRICS = (
+    ("time_to_first_token",),
+    ("request_latency",),
+    ("usage_prompt_tokens", "input_sequence_length"),
+    ("usage_completion_tokens", "output_sequence_length"),
+)
+"""AIPerf's metrics of a request, with further names in case the server reports no usage."""
+COLUMNS = ("input_lens", "output_lens", "ttfts", "itls")
+"""Lists in a result of vLLM, with one value per request."""
 MOST_FILE = 1 << 28
 """Maximum size in bytes of a result file that is read."""
 _MS = 1e6
@@ -67,35 +76,28 @@ class Client:
 
     def command(self, target: Target, point: Point, seed: int, seconds: float, folder: Path) -> list[str]:
         """Return the command that runs a loop and leaves its result file in a folder."""
-        lengths = [max(round(MIDDLE * length), 1) for length in (point.prompt, point.output)]
+        prompt, output = (str(max(round(MIDDLE * length), 1)) for length in (point.prompt, point.output))
+        clients, requests = str(point.clients), str(point.requests)
         if self.name == "aiperf":
-            return self._aiperf(target, point, seed, seconds, folder, *lengths)
-        return self._vllm_bench(target, point, seed, folder, *lengths)
-
-    def _aiperf(
-        self, target: Target, point: Point, seed: int, seconds: float, folder: Path, prompt: int, output: int
-    ) -> list[str]:
-        kind, timeout = "chat" if target.chat else "completions", f"{target.timeout_s:.3f}"
-        return [
-            *(self.program, "profile", "--model", target.model, "--url", str(target.address)),
-            *("--endpoint-type", kind, "--streaming", "--tokenizer", self.tokenizer, "--use-server-token-count"),
-            *("--use-legacy-max-tokens", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
-            *("--concurrency", str(point.clients), "--request-count", str(point.requests)),
-            *("--num-dataset-entries", str(point.requests), "--random-seed", str(seed)),
-            *("--isl", str(prompt), "--osl", str(output), "--random-range-ratio", f"{AROUND:.6f}"),
-            *("--benchmark-duration", f"{max(seconds, 1.0):.3f}", "--benchmark-grace-period", timeout),
-            *("--request-timeout-seconds", timeout, "--output-artifact-dir", str(folder)),
-            *("--export-level", "records", "--ui-type", "none", "--no-gpu-telemetry", "--no-server-metrics"),
-        ]
-
-    def _vllm_bench(self, target: Target, point: Point, seed: int, folder: Path, prompt: int, output: int) -> list[str]:
+            kind, timeout = "chat" if target.chat else "completions", f"{target.timeout_s:.3f}"
+            return [
+                *(self.program, "profile", "--model", target.model, "--url", str(target.address)),
+                *("--endpoint-type", kind, "--streaming", "--tokenizer", self.tokenizer, "--use-server-token-count"),
+                *("--use-legacy-max-tokens", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
+                *("--concurrency", clients, "--request-count", requests),
+                *("--num-dataset-entries", requests, "--random-seed", str(seed)),
+                *("--isl", prompt, "--osl", output, "--random-range-ratio", f"{AROUND:.6f}"),
+                *("--benchmark-duration", f"{max(seconds, 1.0):.3f}", "--benchmark-grace-period", timeout),
+                *("--request-timeout-seconds", timeout, "--output-artifact-dir", str(folder)),
+                *("--export-level", "records", "--ui-type", "none", "--no-gpu-telemetry", "--no-server-metrics"),
+            ]
         return [
             *(self.program, "bench", "serve", "--backend", "openai-chat" if target.chat else "openai"),
             *("--base-url", str(target.address), "--endpoint", target.path),
             *("--model", self.tokenizer, "--served-model-name", target.model, "--tokenizer", self.tokenizer),
-            *("--dataset-name", "random", "--random-input-len", str(prompt), "--random-output-len", str(output)),
-            *("--random-range-ratio", f"{AROUND:.6f}", "--num-prompts", str(point.requests), "--ignore-eos"),
-            *("--max-concurrency", str(point.clients), "--seed", str(seed), "--disable-tqdm"),
+            *("--dataset-name", "random", "--random-input-len", prompt, "--random-output-len", output),
+            *("--random-range-ratio", f"{AROUND:.6f}", "--num-prompts", requests, "--ignore-eos"),
+            *("--max-concurrency", clients, "--seed", str(seed), "--disable-tqdm"),
             *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", RESULT),
         ]
 
@@ -107,17 +109,19 @@ class Client:
             command = self.command(target, point, seed, seconds, Path(folder))
             rounds = math.ceil(point.requests / point.clients)
             await self._run(command, rounds * target.timeout_s + SPARE_S)
-            path = Path(folder) / (RECORDS if self.name == "aiperf" else RESULT)
+            file, read = (RECORDS, aiperf_answers) if self.name == "aiperf" else (RESULT, vllm_bench_answers)
+            path = Path(folder) / file
             if not path.is_file():
-                raise UserError(f"--client {self.name}: it succeeded but wrote no {path.name}")
+                raise UserError(f"--client {self.name}: it succeeded but wrote no {file}")
             if path.stat().st_size > MOST_FILE:
-                raise UserError(f"--client {self.name}: {path.name} has more than {MOST_FILE:,} bytes")
-            read = aiperf_answers if self.name == "aiperf" else vllm_bench_answers
+                raise UserError(f"--client {self.name}: {file} has more than {MOST_FILE:,} bytes")
             text = path.read_bytes().decode("utf-8", "replace")
         try:
-            answers = read(text, max(math.floor(SHORTEST * point.output), 1))
+            answers = [*read(text, max(math.floor(SHORTEST * point.output), 1))]
+            if not answers:
+                raise UserError("it has no requests")
         except UserError as error:
-            raise UserError(f"--client {self.name}: {path.name}: {error}") from None
+            raise UserError(f"--client {self.name}: {file}: {error}") from None
         return sorted(answers, key=lambda answer: answer.sent_ns)
 
     async def _run(self, command: Sequence[str], seconds: float) -> None:
@@ -153,66 +157,55 @@ def _last_words(said: bytes) -> str:
     return excerpt((named or lines or [""])[-1])
 
 
-def aiperf_answers(text: str, asked: int) -> list[Answer]:
+def aiperf_answers(text: str, asked: int) -> Iterator[Answer]:
     """Read AIPerf's profile_export.jsonl, which has one object per line. `asked` is the minimum number of output tokens
     that a request asked for."""
-    answers = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        row = _object(line, f"line {number}")
-        about, metrics = row.get("metadata"), row.get("metrics")
+        where = f"line {number}"
+        row = _object(line, where)
+        about, metrics, error = row.get("metadata"), row.get("metrics"), row.get("error")
         if not isinstance(about, dict) or not isinstance(metrics, dict):
-            raise UserError(f"line {number}: not an AIPerf record (metadata and metrics)")
+            raise UserError(f"{where}: not an AIPerf record (metadata and metrics)")
         if about.get("benchmark_phase") not in (None, "profiling"):
             continue
-        if row.get("error"):
-            raise UserError(f"line {number}: a request failed: {excerpt(str(_message(row['error'])))}")
-        where = f"line {number}"
+        if error:
+            said = error.get("message", error) if isinstance(error, dict) else error
+            raise UserError(f"{where}: a request failed: {excerpt(str(said))}")
         start = _number(about.get("request_start_ns"), f"{where}: request_start_ns")
-        first, all_of_it = (_metric(metrics, (name,), where) for name in ("time_to_first_token", "request_latency"))
-        counts = [
-            _metric(metrics, names, where)
-            for names in (
-                ("usage_prompt_tokens", "input_sequence_length"),
-                ("usage_completion_tokens", "output_sequence_length"),
-            )
-        ]
+        first, whole, *counts = (_metric(metrics, names, where) for names in METRICS)
         gaps = metrics.get("inter_chunk_latency", {})
         gaps = gaps.get("value") if isinstance(gaps, dict) else None
         chunks = 1 + len(gaps) if isinstance(gaps, list) else round(counts[1])
-        answers.append(_answer(where, start, first, all_of_it, counts, chunks, asked))
-    return _some(answers)
+        yield _answer(where, start, first, whole, counts, chunks, asked)
 
 
-def vllm_bench_answers(text: str, asked: int) -> list[Answer]:
+def vllm_bench_answers(text: str, asked: int) -> Iterator[Answer]:
     """Read the JSON of `vllm bench serve --save-result --save-detailed`. `asked` is the minimum number of output tokens
     that a request asked for. Versions without start_times do not record when requests were sent, so all requests are
     assumed to have been sent at the start."""
     row = _object(text, "the file")
-    columns = {}
-    for name in ("input_lens", "output_lens", "ttfts", "itls"):
-        if not isinstance(row.get(name), list):
+    columns: list[Any] = [row.get(name) for name in COLUMNS]
+    for name, column in zip(COLUMNS, columns, strict=True):
+        if not isinstance(column, list):
             raise UserError(f"not a result of vllm bench serve --save-detailed: {name} is missing")
-        columns[name] = row[name]
-    starts, errors = row.get("start_times") or [0.0] * len(columns["ttfts"]), row.get("errors") or []
-    if len({len(starts), *map(len, columns.values())}) > 1:
+    columns.append(row.get("start_times") or [0.0] * len(columns[0]))
+    if len({*map(len, columns)}) > 1:
         raise UserError("its lists have different lengths")
-    failed = [error for error in errors if error]
-    if failed or not all(columns["output_lens"]):
+    failed, empty = [error for error in row.get("errors") or [] if error], columns[1].count(0)
+    if failed or empty:
         said = excerpt(str(failed[0])) if failed else "an answer without tokens"
-        raise UserError(f"{len(failed) or columns['output_lens'].count(0)} requests failed: {said}")
-    answers = []
-    for i, (prompt, output, ttft, gaps) in enumerate(zip(*columns.values(), strict=True)):
+        raise UserError(f"{len(failed) or empty} requests failed: {said}")
+    for i, (prompt, output, ttft, gaps, sent) in enumerate(zip(*columns, strict=True)):
         where = f"request {i}"
         if not isinstance(gaps, list):
             raise UserError(f"{where}: itls is not a list of times")
-        start = _number(starts[i], f"{where}: start") * 1e9
+        start = _number(sent, f"{where}: start") * 1e9
         first = _number(ttft, f"{where}: ttft") * 1e3
         whole = first + sum(_number(gap, f"{where}: itls") for gap in gaps) * 1e3
         counts = [_number(prompt, f"{where}: input_lens"), _number(output, f"{where}: output_lens")]
-        answers.append(_answer(where, start, first, whole, counts, 1 + len(gaps), asked))
-    return _some(answers)
+        yield _answer(where, start, first, whole, counts, 1 + len(gaps), asked)
 
 
 def _answer(
@@ -234,12 +227,6 @@ def _answer(
     return Answer(start, first, last, prompt, output, chunks, asked)
 
 
-def _some(answers: list[Answer]) -> list[Answer]:
-    if not answers:
-        raise UserError("it has no requests")
-    return answers
-
-
 def _object(text: str, where: str) -> dict[str, Any]:
     try:
         found = json_value(text)
@@ -248,10 +235,6 @@ def _object(text: str, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{where}: must be a JSON object, not {shown(text.strip()[:60])}")
     return found
-
-
-def _message(error: Any) -> Any:
-    return error.get("message", error) if isinstance(error, Mapping) else error
 
 
 def _metric(metrics: Mapping[str, Any], names: Sequence[str], where: str) -> float:

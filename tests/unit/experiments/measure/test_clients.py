@@ -6,6 +6,7 @@ import asyncio
 import csv
 import json
 import sys
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ else:
     text = json.dumps(found)
 if wrong == "other":
     text = '{{"schema": "another"}}'
+if wrong == "empty":
+    text = "" if aiperf else json.dumps({{name: [] for name in ("input_lens", "output_lens", "ttfts", "itls")}})
 (folder / ("profile_export.jsonl" if aiperf else given["--result-filename"])).write_text(text)
 '''
 POINT = Point("ladder", 2, 64, 20, 6)
@@ -136,6 +139,7 @@ def test_a_client_is_told_the_loop_and_its_file_becomes_the_cell(
         ("fails", "exit code 3: 'ValueError: tokenizer stub/tiny was not found'"),
         ("nothing", "it succeeded but wrote no "),
         ("other", "not a"),
+        ("empty", "it has no requests"),
     ],
 )
 def test_a_client_that_fails_is_one_line_and_nothing_is_written(
@@ -228,7 +232,6 @@ def test_records_of_aiperf_are_read_by_the_servers_counts_and_warm_ups_are_left_
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "it has no requests"),
         ("{", "line 1: must be a JSON object"),
         ("[1]", "line 1: must be a JSON object"),
         ("{}", "not an AIPerf record"),
@@ -242,7 +245,7 @@ def test_records_of_aiperf_are_read_by_the_servers_counts_and_warm_ups_are_left_
 )
 def test_other_records_than_those_of_aiperf_are_refused_in_words(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        aiperf_answers(text, 1)
+        [*aiperf_answers(text, 1)]
 
 
 BENCH: dict[str, Any] = {
@@ -272,16 +275,15 @@ def test_a_result_of_vllm_bench_is_read_with_and_without_times_of_sending() -> N
         ({"ttfts": [0.1, float("nan")]}, "must be a JSON object"),
         ({"itls": [[0.01], 3]}, "not a list of times"),
         ({"itls": [[], []]}, "in one piece"),
-        ({"input_lens": [], "output_lens": [], "ttfts": [], "itls": []}, "it has no requests"),
     ],
 )
 def test_other_results_than_those_of_vllm_bench_are_refused_in_words(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        vllm_bench_answers(json.dumps(BENCH | changed), 1)
+        [*vllm_bench_answers(json.dumps(BENCH | changed), 1)]
 
 
 @given(st.text(max_size=200) | st.dictionaries(st.sampled_from(list(BENCH)), st.lists(st.floats())).map(json.dumps))
 def test_whatever_a_file_holds_is_read_or_refused(text: str) -> None:
     for read in (aiperf_answers, vllm_bench_answers):
-        with pytest.raises(UserError):
-            read(text, 1)
+        with suppress(UserError):
+            assert not [*read(text, 1)]
