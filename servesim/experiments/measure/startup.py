@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections import ChainMap
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,57 +29,43 @@ ENDPOINT_S = 10.0
 """Seconds allowed for fetching a page that a server may not have."""
 
 
-def _number(text: str) -> int:
-    return int(text.replace(",", ""))
-
-
-def _list(text: str) -> list[int]:
-    return sorted({int(word) for word in re.findall(r"\d+", text)})
-
-
-def _plain(text: str) -> str:
-    return text.strip("'\"")
-
-
-def _truth(text: str) -> bool:
-    return text == "True"
-
-
-_CONFIG = r"[ (,{]%s=([^,)}]+)"
-_LINES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
-    ("engine_version", r"vLLM API server version (\S+)", str),
-    ("engine_version", r"LLM engine \(v([^)\s]+)\) with config", str),
-    ("kv_cache_tokens", r"GPU KV cache size: ([\d,]+) tokens", _number),
-    ("num_gpu_blocks", r"# (?:GPU|cuda) blocks: ([\d,]+)", _number),
-    ("max_num_batched_tokens", r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)", _number),
-    ("max_model_len", r"Using max model len (\d+)", _number),
-    ("moe_backend", r"Using '?([\w ./-]+?)'? (?:\w+ )?MoE backend", str),
-    ("attention_backend", r"Using (?:AttentionBackendEnum\.)?'?(\w+)'? (?:attention )?backend(?:\.| out of|$)", str),
-    ("cudagraph_capture_sizes", r"\"?'?cudagraph_capture_sizes'?\"?[:=] ?\[([\d, ]+)\]", _list),
+_TEXTS = ("model", "dtype", "quantization", "kv_cache_dtype", "moe_backend", "attention_backend", "engine_version")
+"""Facts that are no numbers."""
+_LINES = (
+    ("engine_version", r"vLLM API server version (\S+)"),
+    ("engine_version", r"LLM engine \(v([^)\s]+)\) with config"),
+    ("kv_cache_tokens", r"GPU KV cache size: ([\d,]+) tokens"),
+    ("num_gpu_blocks", r"# (?:GPU|cuda) blocks: ([\d,]+)"),
+    ("max_num_batched_tokens", r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)"),
+    ("max_model_len", r"Using max model len (\d+)"),
+    ("moe_backend", r"Using '?([\w ./-]+?)'? (?:\w+ )?MoE backend"),
+    ("attention_backend", r"Using (?:AttentionBackendEnum\.)?'?(\w+)'? (?:attention )?backend(?:\.| out of|$)"),
+    ("cudagraph_capture_sizes", r"\"?'?cudagraph_capture_sizes'?\"?[:=] ?\[([\d, ]+)\]"),
 )
-_VLLM_CONFIG: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
-    ("model", "model", _plain),
-    ("tensor_parallel_size", "tensor_parallel_size", _number),
-    ("max_model_len", "max_seq_len", _number),
-    ("dtype", "dtype", lambda text: text.removeprefix("torch.")),
-    ("quantization", "quantization", _plain),
-    ("kv_cache_dtype", "kv_cache_dtype", _plain),
-    ("enable_prefix_caching", "enable_prefix_caching", _truth),
-)
-_SGLANG: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
-    ("model", r"ServerArgs\(model_path='([^']+)'", str),
-    ("tensor_parallel_size", r"\btp_size=(\d+)", _number),
-    ("kv_cache_tokens", r"max_total_num_tokens=(\d+)", _number),
-    ("kv_cache_tokens", r"KV Cache is allocated\. .*?#tokens: (\d+)", _number),
-    ("max_num_seqs", r"max_running_requests=(\d+)", _number),
-    ("max_num_batched_tokens", r"chunked_prefill_size=(\d+)", _number),
-    ("max_model_len", r"context_len=(\d+)", _number),
-    ("block_size", r"\bpage_size=(\d+)", _number),
-    ("cudagraph_capture_sizes", r"Capture cuda graph bs \[([\d, ]+)\]", _list),
-    ("attention_backend", r"\battention_backend='(\w+)'", str),
-    ("moe_backend", r"\bmoe_runner_backend='(\w+)'", str),
-    ("quantization", r"\bquantization='(\w+)'", str),
-    ("kv_cache_dtype", r"\bkv_cache_dtype='(\w+)'", str),
+_CONFIG = {
+    "model": "model",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "max_model_len": "max_seq_len",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "enable_prefix_caching": "enable_prefix_caching",
+}
+"""Keys of vLLM's configuration, by fact."""
+_SGLANG = (
+    ("model", r"ServerArgs\(model_path='([^']+)'"),
+    ("tensor_parallel_size", r"\btp_size=(\d+)"),
+    ("kv_cache_tokens", r"max_total_num_tokens=(\d+)"),
+    ("kv_cache_tokens", r"KV Cache is allocated\. .*?#tokens: (\d+)"),
+    ("max_num_seqs", r"max_running_requests=(\d+)"),
+    ("max_num_batched_tokens", r"chunked_prefill_size=(\d+)"),
+    ("max_model_len", r"context_len=(\d+)"),
+    ("block_size", r"\bpage_size=(\d+)"),
+    ("cudagraph_capture_sizes", r"Capture cuda graph bs \[([\d, ]+)\]"),
+    ("attention_backend", r"\battention_backend='(\w+)'"),
+    ("moe_backend", r"\bmoe_runner_backend='(\w+)'"),
+    ("quantization", r"\bquantization='(\w+)'"),
+    ("kv_cache_dtype", r"\bkv_cache_dtype='(\w+)'"),
 )
 _FLAGS = {
     "max-num-seqs": "max_num_seqs",
@@ -117,18 +103,27 @@ def read_log(path: Path) -> Facts:
     if given:
         found |= _arguments(given[1])
     sglang = "server_args=ServerArgs(" in text or "KV Cache is allocated" in text
-    for name, pattern, value in _SGLANG if sglang else _LINES:
+    for name, pattern in _SGLANG if sglang else _LINES:
         if name not in found and (match := re.search(pattern, text, re.M)):
-            found[name] = value(match[1])
+            found[name] = _value(name, match[1])
     config = re.search(r"LLM engine \(v[^)]*\) with config:(.*)", text)
     if config:
-        for name, key, value in _VLLM_CONFIG:
-            if match := re.search(_CONFIG % key, f" {config[1]}"):
-                found[name] = value(match[1].strip())
+        for name, key in _CONFIG.items():
+            if match := re.search(rf"[ (,{{]{key}=([^,)}}]+)", f" {config[1]}"):
+                found[name] = _value(name, match[1].strip())
     if not found:
         raise UserError(f"--log {path}: not a startup log of vLLM or SGLang")
     found["engine"] = "sglang" if sglang else "vllm"
     return _known(found)
+
+
+def _value(name: str, text: str) -> Any:
+    """Return the value of a fact as a log states it."""
+    if name in _TEXTS:
+        return text.strip("'\"").removeprefix("torch.")
+    if name == "cudagraph_capture_sizes":
+        return sorted({int(word) for word in re.findall(r"\d+", text)})
+    return text == "True" if name == "enable_prefix_caching" else int(text.replace(",", ""))
 
 
 def _arguments(text: str) -> Facts:
@@ -159,7 +154,7 @@ def read_flags(command: str) -> Facts:
             found["enable_prefix_caching"] = False
         elif name == "enable-prefix-caching":
             found["enable_prefix_caching"] = True
-        elif key in ("dtype", "quantization", "kv_cache_dtype", "moe_backend"):
+        elif key in _TEXTS:
             found[key] = value
         elif key is not None:
             if not value.isdigit():
@@ -209,9 +204,7 @@ async def ask_server(address: Address) -> Facts:
 
 def together(*sources: Facts) -> Facts:
     """Return the merged facts of several sources. Earlier sources take precedence."""
-    found: Facts = {}
-    for source in sources:
-        found = {**source, **found}
+    found: Facts = dict(ChainMap(*sources))
     if "num_gpu_blocks" not in found and "kv_cache_tokens" in found:
         found["num_gpu_blocks"] = found["kv_cache_tokens"] // found.get("block_size", DEFAULT_BLOCK)
     return found
