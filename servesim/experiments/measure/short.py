@@ -17,6 +17,7 @@ from servesim.experiments.measure.files import CELLS, table
 from servesim.experiments.measure.loops import Point, means
 from servesim.experiments.measure.startup import Facts
 from servesim.experiments.measure.study import Measured, Measurement, Plan
+from servesim.experiments.named import grouped
 from servesim.run.error_bars import intervals
 from servesim.run.simulate import simulate
 
@@ -98,17 +99,10 @@ def _load(run: Measured, cell: Cell, host: Path | None) -> Load:
     table, latency = result.requests, result.summary["latency_ms"]
     if lost := settings["requests"] - int((table.last_token_ns > 0).sum()):
         raise UserError(f"{cell.id}: {lost} of {settings['requests']} simulated requests were rejected")
-    ttft, tpot = means(run.answers)
-    start = run.answers[0].sent_ns
-    measured = Times(
-        ttft,
-        tpot,
-        fmean(a.last_ns - a.sent_ns for a in run.answers) / 1e6,
-        (max(a.first_ns for a in run.answers) - start) / 1e6,
-    )
-    last = float(table.first_token_ns.max() - table.arrival_ns.min()) / 1e6
     ours = {metric: float((latency[metric] or {}).get("mean") or 0.0) for metric in METRICS}
-    simulated = Times(**ours, last=last)
+    simulated = Times(**ours, last=float(table.first_token_ns.max() - table.arrival_ns.min()) / 1e6)
+    last = max(a.first_ns for a in run.answers) - run.answers[0].sent_ns
+    measured = Times(*means(run.answers), fmean(a.last_ns - a.sent_ns for a in run.answers) / 1e6, last / 1e6)
     found = intervals(result.summary, own=True)
     bars = {
         metric: (found[metric]["low"], found[metric]["high"])
@@ -119,29 +113,27 @@ def _load(run: Measured, cell: Cell, host: Path | None) -> Load:
     return Load(run, measured, simulated, bars, str(result.summary["scenario"]["host"]))
 
 
+def _short_bursts(loads: Sequence[Load]) -> list[Load]:
+    return [load for load in loads if load.run.point.kind == "burst" and load.run.point.output < SHORT_ANSWER]
+
+
 def per_request_ms(loads: Sequence[Load]) -> tuple[float, float] | None:
     """Return measured and simulated ms per request of a burst: the growth of the time to the last first token from the
     smallest to the largest burst of short answers. None if there are fewer than two such bursts."""
-    bursts = [load for load in loads if load.run.point.kind == "burst" and load.run.point.output < SHORT_ANSWER]
+    bursts = _short_bursts(loads)
     if len(bursts) < 2:
         return None
     small, large = bursts[0], bursts[-1]
     more = large.run.point.clients - small.run.point.clients
-    measured, simulated = (
-        (getattr(large, times).last - getattr(small, times).last) / more for times in ("measured", "simulated")
-    )
-    return measured, simulated
+    return (large.measured.last - small.measured.last) / more, (large.simulated.last - small.simulated.last) / more
 
 
 def kind_of_host(loads: Sequence[Load]) -> str:
     """Return in words whether the server is like those that the default host terms were fitted to, within the error
     bars, and if not, where it is slower or faster."""
     short = min((load.run.point.prompt for load in loads if load.run.point.kind == "idle"), default=0)
-    sides: dict[str, set[int]] = {}
-    for load in loads:
-        for where, metric in _shown(load, short):
-            sides.setdefault(where, set()).add(load.side(metric))
-    sides["at the API server"] = {_api_side(loads)}
+    shown = [(where, load.side(metric)) for load in loads for where, metric in _shown(load, short)]
+    sides = grouped([*shown, ("at the API server", _api_side(loads))])
     words = {(1,): "slower", (-1,): "faster", (-1, 1): "both slower and faster"}
     found = [
         f"{words[tuple(off)]} {where}" for where, ours in sides.items() if (off := [s for s in (-1, 1) if s in ours])
@@ -169,7 +161,7 @@ def _api_side(loads: Sequence[Load]) -> int:
     per_request = per_request_ms(loads)
     if per_request is None:
         return 0
-    small = next(load for load in loads if load.run.point.kind == "burst" and load.run.point.output < SHORT_ANSWER)
+    small = _short_bursts(loads)[0]
     low, high = (end / small.simulated.ttft for end in small.bars["ttft"])
     measured, simulated = per_request
     return int(measured > high * simulated) - int(measured < low * simulated)
