@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
@@ -45,14 +46,13 @@ def choice_ceiling(found: Sequence[Choice], noise: Floats, seed: int) -> dict[st
     if len(noise) < REPEATS_NEEDED or not found:
         return None
     both = np.vstack([noise, -noise]) / np.sqrt(2.0)
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for number, choice in enumerate(found):
         u = draws.uniform(seed, f"noise of choice {number}", np.arange(NOISES)[:, None], np.arange(len(choice.options)))
         picked = np.exp(both[np.minimum((u * len(both)).astype(np.int64), len(both) - 1)])
         for factors in picked:
             times = [(o.measured[0] * f[0], o.measured[1] * f[1]) for o, f in zip(choice.options, factors, strict=True)]
-            outcome = choice.outcome(choice.chosen(times))
-            counts[outcome] = counts.get(outcome, 0) + 1
+            counts[choice.outcome(choice.chosen(times))] += 1
     return {name: count / (NOISES * len(found)) for name, count in sorted(counts.items())}
 
 
@@ -85,35 +85,30 @@ def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
             "misses": [_miss(pair) for pair in wrong],
         }
     outcomes = [choice.outcome(choice.simulated) for choice in all_choices]
-    products = [choice.product for choice in all_choices]
-    naive_outcomes = [choice.outcome(choice.naive) for choice in all_choices]
+    products = [choice.options[0].product for choice in all_choices]
+    naive = Counter(choice.outcome(choice.naive) for choice in all_choices)
     document["choices"] = {
         "choices": len(all_choices),
         **{
             name: share([o == name for o in outcomes], products, seed, f"choices {name}")
             for name in ("near", "far", "broken", "declined")
         },
-        "naive": {name: naive_outcomes.count(name) / len(naive_outcomes) for name in sorted(set(naive_outcomes))},
+        "naive": {name: count / len(all_choices) for name, count in sorted(naive.items())},
         "ceiling": choice_ceiling(all_choices, noise, seed),
     }
     return document
 
 
 def _right(found: Sequence[Pair], noise: Floats, seed: int, purpose: str) -> dict[str, object]:
-    """Return the number of pairs and the share that is right, with that of the naive rule and the ceiling."""
+    """Return the number of pairs and the share that is right, with that of the naive rule (None if it applies to no
+    pair) and the ceiling."""
+    naive = [pair.naive for pair in found if pair.naive is not None]
     return {
         "pairs": len(found),
         "right": share([p.right for p in found], [p.first.product for p in found], seed, purpose),
-        "naive": _naive(found),
+        "naive": sum(naive) / len(naive) if naive else None,
         "ceiling": pair_ceiling(found, noise),
     }
-
-
-def _naive(found: Sequence[Pair]) -> float | None:
-    """Return the share of pairs that the naive rule of fewest GPUs or bits orders correctly, or None if it applies
-    to none."""
-    known = [pair.naive for pair in found if pair.naive is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _lengths(one: Option) -> str:

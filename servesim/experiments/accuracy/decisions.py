@@ -191,11 +191,6 @@ class Choice:
     limit_ms: float
     options: tuple[Option, ...]
 
-    @property
-    def product(self) -> tuple[str, ...]:
-        """Product whose size is chosen."""
-        return self.options[0].product
-
     def chosen(self, times: Sequence[tuple[float, float]]) -> Option | None:
         """Return the option with the most output per GPU whose TPOT is within the limit, or None if there is none."""
         keep = [
@@ -209,13 +204,16 @@ class Choice:
         return self.chosen([one.simulated for one in self.options])
 
     @property
+    def best(self) -> Option | None:
+        """Option chosen based on the measured times."""
+        return self.chosen([one.measured for one in self.options])
+
+    @property
     def naive(self) -> Option | None:
         """Best measured option among those with the fewest GPUs that can meet the limit."""
-        for gpus in sorted({one.gpus for one in self.options}):
-            few = Choice(self.limit_ms, tuple(one for one in self.options if one.gpus == gpus))
-            if (found := few.chosen([one.measured for one in few.options])) is not None:
-                return found
-        return None
+        sizes = grouped((one.gpus, one) for one in self.options)
+        best = (Choice(self.limit_ms, tuple(sizes[gpus])).best for gpus in sorted(sizes))
+        return next((found for found in best if found is not None), None)
 
     def outcome(self, taken: Option | None) -> str:
         """Return `declined`, `broken` (limit exceeded), `far` (limit kept, less output) or `near` (kept, near the
@@ -224,7 +222,7 @@ class Choice:
             return "declined"
         if taken.measured[1] > self.limit_ms * (1 + SLACK):
             return "broken"
-        best = self.chosen([one.measured for one in self.options])
+        best = self.best
         assert best is not None
         return "near" if taken.output(taken.measured) >= (1 - NEAR) * best.output(best.measured) else "far"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,18 +19,19 @@ from servesim.experiments.accuracy.cells import Cell, sample_file
 from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.recipes import nominal, output_mean, recipes, version_of
 from servesim.experiments.accuracy.screen import RULES, screen
+from servesim.experiments.input_files import digest_of
 from servesim.experiments.named import grouped
 from servesim.experiments.store import Store
 
-BANDS = ((8, "C 1 to 8"), (32, "C 9 to 32"), (128, "C 33 to 128"), (math.inf, "C 129 and more"))
-"""Ranges of the number of clients, by upper bound."""
-BEYOND = (
-    (0.0, "none extrapolated"),
-    (0.05, "up to 5 % extrapolated"),
-    (0.25, "5 to 25 % extrapolated"),
-    (1.0, "over 25 % extrapolated"),
-)
-"""Ranges of the extrapolated share of GPU time, by upper bound."""
+BANDS = {"C 1 to 8": 8, "C 9 to 32": 32, "C 33 to 128": 128, "C 129 and more": math.inf}
+"""Ranges of the number of clients, with their upper bounds."""
+BEYOND = {
+    "none extrapolated": 0.0,
+    "up to 5 % extrapolated": 0.05,
+    "5 to 25 % extrapolated": 0.25,
+    "over 25 % extrapolated": 1.0,
+}
+"""Ranges of the extrapolated share of GPU time, with their upper bounds."""
 FIELDS = ("engine", "version", "gpu", "model", "precision", "mode", "tp", "concurrency")
 """Fields that `only` can filter by."""
 
@@ -129,7 +129,7 @@ def _asked(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
 
 
 def document(
-    scored: Sequence[Scored], paths: Sequence[Path], seed: int, date: str, without: Sequence[Path] = ()
+    scored: Sequence[Scored], paths: Sequence[Path], seed: int, date: str, without: Sequence[Path]
 ) -> dict[str, Any]:
     """Return the score as plain data. The same cells and answers give the same document."""
     kept = [one for one in scored if not one.screened]
@@ -139,8 +139,8 @@ def document(
         "date": date,
         "servesim": __version__,
         "seed": seed,
-        "files": [{"name": path.name, "sha256": _digest(path)} for path in paths],
-        "without": [{"name": path.name, "sha256": _digest(path)} for path in without],
+        "files": _files(paths),
+        "without": _files(without),
         "cells": len(scored),
         "screen": [{"rule": rule, "says": says, "cells": left[rule]} for rule, says in RULES.items()],
         "kept": len(kept),
@@ -154,6 +154,10 @@ def document(
     }
 
 
+def _files(paths: Sequence[Path]) -> list[dict[str, str | None]]:
+    return [{"name": path.name, "sha256": digest_of(path) if path.is_file() else None} for path in paths]
+
+
 def groups(scored: Sequence[Scored]) -> Iterator[tuple[str, str, list[Scored]]]:
     """Yield (dimension, label, cells) for all cells together, and for the parts of each dimension."""
     yield "all", "all", list(scored)
@@ -163,14 +167,11 @@ def groups(scored: Sequence[Scored]) -> Iterator[tuple[str, str, list[Scored]]]:
         "GPU": lambda one: one.cell.gpu,
         "model": lambda one: one.cell.model,
         "tensor parallelism": lambda one: f"TP {one.cell.tp}" if one.cell.mode == "agg" else "apart",
-        "concurrency": lambda one: next(name for most, name in BANDS if one.cell.concurrency <= most),
-        "share extrapolated": _beyond,
+        "concurrency": lambda one: _band(BANDS, one.cell.concurrency),
+        "share extrapolated": lambda one: _band(BEYOND, one.answer.extrapolated),
         "engine, GPU and model": lambda one: f"{one.cell.engine} {one.cell.gpu} {one.cell.model}",
     }
-    orders: dict[str, Sequence[str]] = {
-        "concurrency": [name for _, name in BANDS],
-        "share extrapolated": [name for _, name in BEYOND],
-    }
+    orders = {"concurrency": BANDS, "share extrapolated": BEYOND}
     for dimension, label in cells.items():
         parts = grouped((label(one), one) for one in scored)
         for name in orders.get(dimension, sorted(parts)):
@@ -183,9 +184,8 @@ def _version(cell: Cell) -> str:
     return f"{version} (inferred from the date)" if inferred else cell.version or "(not stated)"
 
 
-def _beyond(one: Scored) -> str:
-    share = one.answer.extrapolated
-    return "" if share is None else next(name for most, name in BEYOND if share <= most + 1e-12)
+def _band(bands: Mapping[str, float], value: float | None) -> str:
+    return "" if value is None else next(name for name, most in bands.items() if value <= most + 1e-12)
 
 
 def _row(seed: int, dimension: str, label: str, scored: Sequence[Scored]) -> dict[str, Any]:
@@ -234,15 +234,11 @@ def _noise(options: Sequence[decisions.Option]) -> dict[str, Any]:
     logs = decision_scores.repeats(options, lambda one: one.measured)
     for i, metric in enumerate(("ttft", "tpot")):
         size = np.expm1(np.abs(logs[:, i])) if len(logs) else np.zeros(0)
-        known = bool(len(size))
+        mean = float(size.mean()) if len(size) else None
         found[metric] = {
             "repeats": len(size),
-            "median": float(np.median(size)) if known else None,
-            "mean": float(size.mean()) if known else None,
-            "mape_of_a_perfect_model": [float(size.mean() / 2), float(size.mean() / math.sqrt(2))] if known else None,
+            "median": float(np.median(size)) if len(size) else None,
+            "mean": mean,
+            "mape_of_a_perfect_model": None if mean is None else [mean / 2, mean / math.sqrt(2)],
         }
     return found
-
-
-def _digest(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
