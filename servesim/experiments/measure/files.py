@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +29,7 @@ def refuse(out: Path) -> None:
     if out.exists() or out.is_symlink():
         raise UserError(f"--out {out}: already exists; a measurement must be written to a new folder")
     with writable(out):
-        parent = next(folder for folder in out.absolute().parents if folder.exists())
+        parent = _parent(out)
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise UserError(f"--out {out}: cannot be written: no permission in {parent}")
 
@@ -38,22 +37,21 @@ def refuse(out: Path) -> None:
 def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: str) -> None:
     """Write all files or none. `labels` holds the server's gpu, tp and dtype, and its model under the name used in
     cells."""
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    new = [folder for folder in out.parents if not folder.exists()]
-    try:
-        with writable(out):
-            (partial / RUNS).mkdir(parents=True)
-            for run in measurement.runs:
-                (partial / RUNS / f"{run.name}.csv").write_text(_table(_rows(run)), encoding="utf-8")
-            (partial / CELLS).write_text(table(measurement, labels, date), encoding="utf-8")
-            config = {**server(measurement.facts, labels), "measured": date, "notes": measurement.notes}
-            (partial / SERVER).write_text(to_json(config), encoding="utf-8")
-            partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        for folder in new:
-            with suppress(OSError):  # not empty: it holds the measurement
-                folder.rmdir()
+    config = {**server(measurement.facts, labels), "measured": date, "notes": measurement.notes}
+    with writable(out), tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=_parent(out)) as folder:
+        partial = Path(folder) / out.name
+        (partial / RUNS).mkdir(parents=True)
+        for run in measurement.runs:
+            (partial / RUNS / f"{run.name}.csv").write_text(_table(_rows(run)), encoding="utf-8")
+        (partial / CELLS).write_text(table(measurement, labels, date), encoding="utf-8")
+        (partial / SERVER).write_text(to_json(config), encoding="utf-8")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(out)
+
+
+def _parent(out: Path) -> Path:
+    """Return the nearest folder above that exists."""
+    return next(folder for folder in out.absolute().parents if folder.exists())
 
 
 def table(measurement: Measurement, labels: Mapping[str, Any], date: str) -> str:
