@@ -119,20 +119,16 @@ class _Stream:
         if isinstance(event.get("usage"), dict):
             self._usage = event["usage"]
         choices = event.get("choices")
-        if isinstance(choices, list) and choices:
-            self._choice(choices[0], now)
-        return False
-
-    def _choice(self, choice: Any, now: int) -> None:
-        text, finish = _text(choice, self._chat)
-        if text is None or (not text and finish):
-            return
+        text = _text(choices[0], self._chat) if isinstance(choices, list) and choices else None
+        if text is None:
+            return False
         self._first = self._first or now
         self._last = now
         self._chunks += 1
         self._texts += bool(text)
         if self._chunks > self._tokens + SPARE:
             raise UserError(f"{self._where}: the stream continues beyond the {self._tokens} requested tokens")
+        return False
 
     def answer(self, sent: int) -> Answer:
         """Return the answer to a request sent at a time in ns. Raise UserError if the token counts reported by the
@@ -159,14 +155,14 @@ class _Stream:
         return Answer(sent, self._first, self._last, prompt, output, self._chunks, asked)
 
 
-def _text(choice: Any, chat: bool) -> tuple[str | None, bool]:
-    """Return the text of a choice, or None if it has none (only a role), and whether it is the last."""
+def _text(choice: Any, chat: bool) -> str | None:
+    """Return the text of a choice, or None if it is no piece: it has none (only a role), or an empty one at the end."""
     if not isinstance(choice, dict):
-        return None, False
+        return None
     if not chat:
         text = choice.get("text")
     else:
         delta = choice.get("delta")
         delta = delta if isinstance(delta, dict) else {}
         text = next((delta[key] for key in ("content", "reasoning_content", "reasoning") if delta.get(key)), None)
-    return (text if isinstance(text, str) else None), choice.get("finish_reason") is not None
+    return text if isinstance(text, str) and (text or choice.get("finish_reason") is None) else None

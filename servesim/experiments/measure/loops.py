@@ -90,9 +90,7 @@ def _words(count: int) -> str:
 async def probe(target: Target, tokens: int) -> Prompts:
     """Send two short prompts, which also warm up the server, and return a prompt generator based on its token counts.
     Raise UserError if the counts are implausible."""
-    counts = []
-    for words in PROBES:
-        counts.append((await ask(target, _words(words), tokens)).prompt_tokens)
+    counts = [(await ask(target, _words(words), tokens)).prompt_tokens for words in PROBES]
     each = (counts[1] - counts[0]) / (PROBES[1] - PROBES[0])
     if not TOKENS_A_WORD[0] <= each <= TOKENS_A_WORD[1]:
         raise UserError(

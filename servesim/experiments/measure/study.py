@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 
 from servesim.errors import UserError
 from servesim.experiments.measure.answers import Answer, Target
@@ -63,14 +64,8 @@ class Plan:
             points.append(Point(kind, clients, self.prompt, self.output, max(self.per_client * clients, self.at_least)))
         points += [Point("burst", count, prompt, output, count) for count, prompt, output in self.bursts]
         fits = [p for p in points if max_model_len is None or p.prompt + p.output <= max_model_len]
-        notes = [
-            (
-                f"{p.name}: excluded because {p.prompt} + {p.output} tokens exceed the server's max_model_len of "
-                f"{max_model_len}"
-            )
-            for p in points
-            if p not in fits
-        ]
+        beyond_it = f"tokens exceed the server's max_model_len of {max_model_len}"
+        notes = [f"{p.name}: excluded because {p.prompt} + {p.output} {beyond_it}" for p in points if p not in fits]
         if not fits:
             raise UserError(f"no point fits the server's max_model_len of {max_model_len}: specify shorter lengths")
         return fits, notes
@@ -123,39 +118,29 @@ async def measure(
         notes.append(f"requests were sent by {sender.name}, with prompts built from tokens of {sender.tokenizer}")
     on_start(points, facts)
     prompts = await probe(target, WARM_OUTPUT)
+    send = partial(closed_loop, target, prompts) if sender is None else partial(sender.loop, target)
     runs: list[Measured] = []
     total, end = len(points) * plan.repeats, time.monotonic() + 60 * plan.minutes
     try:
         async with asyncio.timeout(60 * plan.minutes if plan.whole else None):
-            for repeat in range(1, plan.repeats + 1):
-                for point in points:
-                    left = max(end - time.monotonic(), 0.0)
-                    share = left if plan.whole else left / (total - len(runs))
-                    seed, busy = plan.seed + len(runs), (time.process_time(), time.monotonic())
-                    with _named(point):
-                        if sender is None:
-                            answers = await closed_loop(target, prompts, point, seed, share)
-                        else:
-                            answers = await sender.loop(target, point, seed, share)
-                    runs.append(Measured(point, repeat, answers))
-                    notes += _busy(runs[-1], time.process_time() - busy[0], time.monotonic() - busy[1])
-                    on_run(runs[-1], total)
+            for repeat, point in product(range(1, plan.repeats + 1), points):
+                left = max(end - time.monotonic(), 0.0)
+                share = left if plan.whole else left / (total - len(runs))
+                seed, busy = plan.seed + len(runs), (time.process_time(), time.monotonic())
+                try:
+                    answers = await send(point, seed, share)
+                except UserError as error:
+                    if point.kind != "burst":
+                        raise  # a server may take one request and not many at once
+                    raise UserError(f"{point.clients} requests at once: {error}") from None
+                runs.append(Measured(point, repeat, answers))
+                notes += _busy(runs[-1], time.process_time() - busy[0], time.monotonic() - busy[1])
+                on_run(runs[-1], total)
     except TimeoutError:
         raise UserError(
             f"{address}: the measurement did not finish within {plan.minutes:g} minutes (increase --minutes)"
         ) from None
     return Measurement(runs, facts, [*notes, *_notes(runs)])
-
-
-@contextmanager
-def _named(point: Point) -> Iterator[None]:
-    """Name the burst in errors of its requests: a server may take one request and not many at once."""
-    try:
-        yield
-    except UserError as error:
-        if point.kind != "burst":
-            raise
-        raise UserError(f"{point.clients} requests at once: {error}") from None
 
 
 def _busy(run: Measured, seconds: float, taken: float) -> list[str]:
@@ -167,12 +152,11 @@ def _busy(run: Measured, seconds: float, taken: float) -> list[str]:
 
 def _notes(runs: Sequence[Measured]) -> list[str]:
     """Return notes for readers of the results."""
-    notes = []
-    for run in runs:
-        if len(run.answers) < run.point.requests:
-            notes.append(
-                f"{run.name}: {len(run.answers)} of {run.point.requests} requests finished in the time available"
-            )
+    notes = [
+        f"{run.name}: {len(run.answers)} of {run.point.requests} requests finished in the time available"
+        for run in runs
+        if len(run.answers) < run.point.requests
+    ]
     answers = [answer for run in runs for answer in run.answers]
     short = sum(answer.output_tokens < answer.asked for answer in answers)
     if short:
