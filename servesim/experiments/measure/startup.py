@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import ChainMap
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,16 +43,14 @@ _LINES = (
     ("attention_backend", r"Using (?:AttentionBackendEnum\.)?'?(\w+)'? (?:attention )?backend(?:\.| out of|$)"),
     ("cudagraph_capture_sizes", r"\"?'?cudagraph_capture_sizes'?\"?[:=] ?\[([\d, ]+)\]"),
 )
-_CONFIG = {
-    "model": "model",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "max_model_len": "max_seq_len",
-    "dtype": "dtype",
-    "quantization": "quantization",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "enable_prefix_caching": "enable_prefix_caching",
-}
-"""Keys of vLLM's configuration, by fact."""
+_CONFIG = tuple(
+    (key.replace("max_seq_len", "max_model_len"), rf"LLM engine \(v[^)]*\) with config:(?:.*?[ (,{{])?{key}=([^,)}}]+)")
+    for key in (
+        *("model", "tensor_parallel_size", "max_seq_len", "dtype", "quantization", "kv_cache_dtype"),
+        "enable_prefix_caching",
+    )
+)
+"""Patterns of vLLM's configuration, which the engine itself has settled on."""
 _SGLANG = (
     ("model", r"ServerArgs\(model_path='([^']+)'"),
     ("tensor_parallel_size", r"\btp_size=(\d+)"),
@@ -68,6 +67,8 @@ _SGLANG = (
     ("kv_cache_dtype", r"\bkv_cache_dtype='(\w+)'"),
 )
 _FLAGS = {
+    "model": "model",
+    "enable-prefix-caching": "enable_prefix_caching",
     "max-num-seqs": "max_num_seqs",
     "max-running-requests": "max_num_seqs",
     "max-batch-size": "max_num_seqs",
@@ -98,23 +99,18 @@ MOST_LOG = 16 << 20
 def read_log(path: Path) -> Facts:
     """Return the facts in a start-up log. Raise UserError if it is not a log of vLLM or SGLang."""
     text = untrusted.read_start(path, MOST_LOG)
-    found: Facts = {}
-    given = re.search(r"non-default args: (\{.*\})", text)
-    if given:
-        found |= _arguments(given[1])
     sglang = "server_args=ServerArgs(" in text or "KV Cache is allocated" in text
-    for name, pattern in _SGLANG if sglang else _LINES:
-        if name not in found and (match := re.search(pattern, text, re.M)):
-            found[name] = _value(name, match[1])
-    config = re.search(r"LLM engine \(v[^)]*\) with config:(.*)", text)
-    if config:
-        for name, key in _CONFIG.items():
-            if match := re.search(rf"[ (,{{]{key}=([^,)}}]+)", f" {config[1]}"):
-                found[name] = _value(name, match[1].strip())
+    found = _stated(text, _SGLANG if sglang else _LINES) | _arguments(text) | _stated(text, _CONFIG)
     if not found:
         raise UserError(f"--log {path}: not a startup log of vLLM or SGLang")
     found["engine"] = "sglang" if sglang else "vllm"
     return _known(found)
+
+
+def _stated(text: str, patterns: Sequence[tuple[str, str]]) -> Facts:
+    """Return the facts whose patterns are found, each by the first of its patterns."""
+    found = {name: match for name, pattern in reversed(patterns) if (match := re.search(pattern, text, re.M))}
+    return {name: _value(name, match[1].strip()) for name, match in found.items()}
 
 
 def _value(name: str, text: str) -> Any:
@@ -128,14 +124,10 @@ def _value(name: str, text: str) -> Any:
 
 def _arguments(text: str) -> Facts:
     """Return the flags in vLLM's "non-default args" that have plain values."""
-    found: Facts = {}
-    for name, value in re.findall(r"'(\w+)': ('[^']*'|True|False|-?\d+(?:\.\d+)?)(?=[,}])", text):
-        key = "model" if name == "model" else _FLAGS.get(name.replace("_", "-"))
-        if name == "enable_prefix_caching":
-            key = name
-        if key is not None:
-            found[key] = ast.literal_eval(value)
-    return found
+    given = re.search(r"non-default args: (\{.*\})", text)
+    plain = re.findall(r"'(\w+)': ('[^']*'|True|False|-?\d+(?:\.\d+)?)(?=[,}])", given[1] if given else "")
+    flags = {name.replace("_", "-"): ast.literal_eval(value) for name, value in plain}
+    return {_FLAGS[name]: value for name, value in flags.items() if name in _FLAGS}
 
 
 def read_flags(command: str) -> Facts:
@@ -152,7 +144,7 @@ def read_flags(command: str) -> Facts:
         key = _FLAGS.get(name)
         if name in ("no-enable-prefix-caching", "disable-radix-cache"):
             found["enable_prefix_caching"] = False
-        elif name == "enable-prefix-caching":
+        elif key == "enable_prefix_caching":
             found["enable_prefix_caching"] = True
         elif key in _TEXTS:
             found[key] = value
