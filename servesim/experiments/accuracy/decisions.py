@@ -9,7 +9,7 @@ length / (E2E x GPUs), unless it was measured directly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log
@@ -105,15 +105,6 @@ class Pair:
         return log(self.first.outputs[1] / self.second.outputs[1])
 
     @property
-    def differs(self) -> bool:
-        """Whether the two options differ in what the pair compares: the GPUs, the engine, or exactly one setting."""
-        if self.kind == "settings":
-            return len(self.named) == 1
-        if self.kind == "sizes":
-            return self.first.gpus != self.second.gpus
-        return self.first.product[0] != self.second.product[0]
-
-    @property
     def named(self) -> tuple[str, ...]:
         """Names of the settings that differ between the two commands."""
         return tuple(sorted({name for name, _ in self.first.settings ^ self.second.settings}))
@@ -162,26 +153,31 @@ def _mean(same: Sequence[Option]) -> Option:
     return replace(same[0], measured=(ttft, tpot))
 
 
+_KINDS: dict[str, tuple[Callable[[Option], object], Callable[[Pair], bool]]] = {
+    "sizes": (
+        lambda one: (one.product, one.lengths, one.concurrency / one.gpus),
+        lambda pair: pair.first.gpus != pair.second.gpus,
+    ),
+    "engines": (
+        lambda one: (one.product[2:], one.lengths, one.concurrency, one.gpus),
+        lambda pair: pair.first.product[0] != pair.second.product[0],
+    ),
+    "settings": (
+        lambda one: (one.product[2], one.product[3], one.lengths, one.concurrency),
+        lambda pair: len(pair.named) == 1,
+    ),
+}
+"""Kinds of pairs: the key that both options share, and whether they differ in what is compared."""
+
+
 def pairs(options: Sequence[Option]) -> Iterator[Pair]:
     """Yield every pair of sizes, then every pair of engines, then every pair of commands that differ in one setting."""
-    for kind, key in (("sizes", _at_equal_load), ("engines", _but_the_engine), ("settings", _but_the_command)):
+    for kind, (key, differs) in _KINDS.items():
         asked = [one for one in options if (one.flags is not None) == (kind == "settings")]
         for group in grouped((key(one), one) for one in asked).values():
             for pair in (Pair(kind, first, second) for first, second in combinations(group, 2)):
-                if pair.differs and pair.measured != 0:
+                if differs(pair) and pair.measured != 0:
                     yield pair
-
-
-def _at_equal_load(one: Option) -> object:
-    return one.product, one.lengths, one.concurrency / one.gpus
-
-
-def _but_the_engine(one: Option) -> object:
-    return one.product[2:], one.lengths, one.concurrency, one.gpus
-
-
-def _but_the_command(one: Option) -> object:
-    return one.product[2], one.product[3], one.lengths, one.concurrency
 
 
 @dataclass(frozen=True)
