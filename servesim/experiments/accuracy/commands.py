@@ -19,12 +19,8 @@ from servesim.run.compilation_config import by_key
 from servesim.run.flag_meanings import SIZES, serve_flags, settings_of_flag
 from servesim.run.serve_command import parsed
 
-SERVE, REQUESTS, PROMPTS, ANSWERS = (
-    "serve_command",
-    "Successful requests",
-    "Total input tokens",
-    "Total generated tokens",
-)
+SERVE, REQUESTS = "serve_command", "Successful requests"
+PROMPTS, ANSWERS = "Total input tokens", "Total generated tokens"
 RATE, CLIENTS = "Output token throughput (tok/s)", "Maximum request concurrency"
 TTFT, TPOT, ITL = "Mean TTFT (ms)", "Mean TPOT (ms)", "Mean ITL (ms)"
 COLUMNS = ("doc", "section", SERVE, REQUESTS, PROMPTS, ANSWERS, RATE, TTFT, TPOT)

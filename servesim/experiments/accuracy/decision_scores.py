@@ -10,7 +10,8 @@ import numpy as np
 
 from servesim import draws
 from servesim.experiments.accuracy.decisions import Choice, Option, Pair, choices, merged, pairs, same_places
-from servesim.experiments.accuracy.scores import Estimate, Floats, estimate, mean, numbered, resampled
+from servesim.experiments.accuracy.scores import Estimate, estimate, mean, numbered, resampled
+from servesim.experiments.statistics import Floats
 
 REPEATS_NEEDED = 10
 """Minimum number of repeats required to state a ceiling."""

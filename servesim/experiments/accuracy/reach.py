@@ -54,11 +54,6 @@ def tokens_per_s(cell: Cell) -> float:
     return cell.concurrency * (prompt_mean(cell) + answer) / seconds
 
 
-def waiting(cell: Cell) -> float:
-    """Return the fraction of a request's time that passes before its first token."""
-    return cell.ttft_ms / (cell.ttft_ms + (output_mean(cell) - 1) * cell.tpot_ms)
-
-
 def reach_of(cell: Cell) -> Reach | None:
     """Return the limits of a cell's server. Return None if it cannot be replayed, if its ranks share experts, or if
     prefill and decode are disaggregated."""

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim import draws
-from servesim.experiments.statistics import LEVEL
+from servesim.experiments.statistics import LEVEL, Floats
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 RESAMPLES = 1000

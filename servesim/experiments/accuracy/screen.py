@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 
 from servesim.experiments.accuracy.cells import Cell
-from servesim.experiments.accuracy.reach import Reach, prompt_mean, reach_of, tokens_per_s, waiting
+from servesim.experiments.accuracy.reach import Reach, prompt_mean, reach_of, tokens_per_s
 from servesim.experiments.accuracy.recipes import output_mean, recipes
 from servesim.experiments.named import grouped
 
@@ -118,8 +118,8 @@ def _too_fast(cells: Sequence[Cell]) -> list[int]:
 
 def _waiting(cells: Sequence[Cell]) -> list[int]:
     def waits(cell: Cell, reach: Reach) -> bool:
-        busy = tokens_per_s(cell) / reach.tokens_per_s
-        return waiting(cell) > 0.5 and busy < IDLE and _kv_wanted(cell) < reach.kv_tokens
+        half = cell.ttft_ms > (output_mean(cell) - 1) * cell.tpot_ms
+        return half and tokens_per_s(cell) < IDLE * reach.tokens_per_s and _kv_wanted(cell) < reach.kv_tokens
 
     return [i for i, cell, reach in _reaches(cells) if waits(cell, reach)]
 

@@ -45,11 +45,6 @@ class Scored:
     answer: Answer
 
     @property
-    def output_mean(self) -> float:
-        """Mean output length in tokens."""
-        return output_mean(self.cell)
-
-    @property
     def measured(self) -> tuple[float, float, float]:
         """Measured TPOT, TTFT and E2E in ms."""
         return self._times(self.cell.tpot_ms, self.cell.ttft_ms, self.cell.e2e_ms)
@@ -65,7 +60,7 @@ class Scored:
         measured."""
         if e2e is not None and self.cell.e2e_ms > 0 and self.cell.flags is not None and not nominal(self.cell):
             return tpot, ttft, e2e
-        return tpot, ttft, ttft + (self.output_mean - 1) * tpot
+        return tpot, ttft, ttft + (output_mean(self.cell) - 1) * tpot
 
     @property
     def ratios(self) -> tuple[float, float, float] | None:
@@ -217,7 +212,7 @@ def _option(one: Scored) -> decisions.Option:
         lengths=(cell.isl, cell.osl) if cell.flags is None else (nominal(cell), 0),
         gpus=cell.gpus,
         concurrency=cell.concurrency,
-        output_mean=one.output_mean,
+        output_mean=output_mean(cell),
         measured=(cell.ttft_ms, cell.tpot_ms),
         simulated=(simulated[1], simulated[0]),
         server=(cell.tp, cell.pp, cell.dp, cell.moe_tp, cell.ep, cell.workers),

@@ -15,7 +15,7 @@ from typing import Any
 
 from servesim import untrusted
 from servesim.errors import UserError
-from servesim.experiments.measure.wire import Address, get, get_json
+from servesim.experiments.measure.wire import Address, asked, get_json
 from servesim.experiments.recording_vllm_bench import cache_config
 from servesim.run.serve_command import parsed
 
@@ -189,8 +189,8 @@ async def ask_server(address: Address) -> Facts:
         if isinstance(told, dict) and isinstance(told.get("version"), str):
             found["engine_version"] = told["version"]
     with suppress(UserError):
-        status, text = await get(address, "/metrics", ENDPOINT_S)
-        found |= cache_config(text) if status == 200 else {}
+        async with asked(address, "/metrics", ENDPOINT_S) as reply:
+            found |= cache_config(await reply.body()) if reply.status == 200 else {}
     return found
 
 

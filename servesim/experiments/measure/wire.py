@@ -165,18 +165,12 @@ def _request(address: Address, path: str, body: Any) -> bytes:
     return f"{'GET' if body is None else 'POST'} {address.base}{path} HTTP/1.1\r\n{head}\r\n".encode() + data
 
 
-async def get(address: Address, path: str, timeout_s: float) -> tuple[int, str]:
-    """Return the status and body of a GET. Raise UserError if there is no answer."""
-    async with asked(address, path, timeout_s) as reply:
-        text = await reply.body()
-    return reply.status, text
-
-
 async def get_json(address: Address, path: str, timeout_s: float) -> Any:
     """Return the JSON of a GET. Raise UserError if the status is not 200 or the body is not JSON."""
-    status, text = await get(address, path, timeout_s)
-    if status != 200:
-        raise UserError(f"{address}{path}: returned status {status}: {excerpt(text)}")
+    async with asked(address, path, timeout_s) as reply:
+        text = await reply.body()
+    if reply.status != 200:
+        raise UserError(f"{address}{path}: returned status {reply.status}: {excerpt(text)}")
     try:
         return untrusted.json_value(text)
     except ValueError:
