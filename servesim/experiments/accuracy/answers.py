@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import multiprocessing
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ def answer(cell: Cell, changes: Mapping[str, Any] | None = None) -> Answer:
     try:
         return _of_run(cell.run) if cell.run is not None else _of_cell(cell, changes)
     except (UserError, PolicyError) as error:
-        return Answer(reason=" ".join(str(error).split()))
+        return Answer(reason=str(error))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # only the cell fails, not the whole score
         return Answer(reason=" ".join(f"{type(error).__name__}: {error}".split()))
 
@@ -95,7 +95,7 @@ def _of_run(run: RecordedRun) -> Answer:
     return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"])
 
 
-def address(cell: Cell, changes: Mapping[str, Any] | None = None) -> str | None:
+def address(cell: Cell, changes: Mapping[str, Any] | None) -> str | None:
     """Return the address of a cell's answer in a store, or None if it is clear at once that the cell cannot be
     simulated."""
     if cell.run is not None:
@@ -110,11 +110,7 @@ def address(cell: Cell, changes: Mapping[str, Any] | None = None) -> str | None:
 
 
 def answers(
-    cells: Sequence[Cell],
-    jobs: int,
-    on_answer: OnAnswer = lambda number, total, cell, answer: None,
-    changes: Mapping[str, Any] | None = None,
-    store: Store | None = None,
+    cells: Sequence[Cell], jobs: int, on_answer: OnAnswer, changes: Mapping[str, Any] | None, store: Store | None
 ) -> list[Answer]:
     """Replay all cells in `jobs` processes, with `changes` to their settings, and return their answers in the order of
     the cells. Answers in the store are not computed again, and new ones are added to it."""
@@ -125,10 +121,9 @@ def answers(
     def add(i: int, one: Answer) -> None:
         nonlocal shown
         found[i] = one
-        row = asdict(one)
-        told = all(math.isfinite(value) for value in row.values() if isinstance(value, float))  # JSON has no NaN
-        if store is not None and told and (place := places[i]) is not None and place not in store:
-            store.put(place, {SUMMARY: json.dumps(row).encode()})
+        if store is not None and (place := places[i]) is not None and place not in store:
+            with suppress(ValueError):  # JSON has no NaN
+                store.put(place, {SUMMARY: json.dumps(asdict(one), allow_nan=False).encode()})
         while shown in found:
             shown += 1
             on_answer(shown, len(cells), cells[shown - 1], found[shown - 1])

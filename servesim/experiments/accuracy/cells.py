@@ -24,11 +24,6 @@ class Side:
     moe_tp: int
     ep: int
 
-    @property
-    def gpus(self) -> int:
-        """Number of GPUs of all these servers."""
-        return self.workers * max(self.tp * self.dp, self.moe_tp * self.ep)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -85,7 +80,7 @@ class Cell:
         """Number of GPUs of the server or, if larger, the number of GPUs that its experts are spread over. For
         disaggregated prefill and decode, the number of GPUs on both sides."""
         if self.sides is not None:
-            return sum(side.gpus for side in self.sides)
+            return sum(side.workers * max(side.tp * side.dp, side.moe_tp * side.ep) for side in self.sides)
         return max(self.tp * max(self.dp, 1), self.moe_tp * self.ep) * max(self.pp, 1)
 
     @property

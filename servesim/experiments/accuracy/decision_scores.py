@@ -77,11 +77,10 @@ def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
     all_pairs, all_choices = list(pairs(places)), list(choices(places))
     for kind in ("sizes", "engines", "settings"):
         found = [pair for pair in all_pairs if pair.kind == kind]
-        products = [pair.first.product for pair in found]
         wrong = sorted((pair for pair in found if not pair.right), key=lambda pair: -abs(pair.measured))
         document[kind] = {
             **_right(found, e2e, seed, f"pairs of {kind}"),
-            "near": share([p.near for p in found], products, seed, f"near pairs of {kind}"),
+            "near": share([p.near for p in found], [p.first.product for p in found], seed, f"near pairs of {kind}"),
             "apart": _right([pair for pair in found if pair.apart], e2e, seed, f"pairs of {kind} apart"),
             "misses": [_miss(pair) for pair in wrong],
         }

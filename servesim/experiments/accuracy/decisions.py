@@ -207,9 +207,9 @@ class Choice:
     @property
     def naive(self) -> Option | None:
         """Best measured option among those with the fewest GPUs that can meet the limit."""
-        sizes = grouped((one.gpus, one) for one in self.options)
-        best = (Choice(self.limit_ms, tuple(sizes[gpus])).best for gpus in sorted(sizes))
-        return next((found for found in best if found is not None), None)
+        kept = [one for one in self.options if one.measured[1] <= self.limit_ms]
+        fewest = min((one.gpus for one in kept), default=0)
+        return Choice(self.limit_ms, tuple(one for one in kept if one.gpus == fewest)).best
 
     def outcome(self, taken: Option | None) -> str:
         """Return `declined`, `broken` (limit exceeded), `far` (limit kept, less output) or `near` (kept, near the

@@ -26,9 +26,7 @@ def claim(out: Path) -> None:
     """Raise UserError if a score cannot be written, before any work is done."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: exists and is not a folder")
-    others = (
-        sorted(p.name for p in out.iterdir() if p.name not in (CELLS, SUMMARY, REPORT, RUNS)) if out.is_dir() else []
-    )
+    others = sorted({p.name for p in out.iterdir()} - {CELLS, SUMMARY, REPORT, RUNS}) if out.is_dir() else []
     if others:
         raise UserError(f"--out {out}: exists and is not a servesim score (it contains {others[0]})")
     with writable(out):

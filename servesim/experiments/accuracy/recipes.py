@@ -62,12 +62,6 @@ def output_mean(cell: Cell) -> float:
 def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
     """Return the recipe for replaying a cell. `changes` are dotted settings that override the recipe's own. Raise
     UserError with the reason if the cell cannot be replayed."""
-    found = _recipe(cell)
-    _put(found.settings, changes or {})
-    return found
-
-
-def _recipe(cell: Cell) -> Recipe:
     if cell.mode != "agg" and cell.sides is None:
         raise UserError("prefill and decode on separate servers, whose numbers are unknown")
     if cell.pp > 1 and cell.flags is None:
@@ -92,15 +86,15 @@ def _recipe(cell: Cell) -> Recipe:
         **_load(cell),
     }
     if cell.flags is not None:
-        changes = [settings_of(cell)]
+        stated = [settings_of(cell)]
     elif cell.sides is not None:
         apart, waves = settings_apart(cell, cell.sides, recipes()["apart"])
-        changes = [apart]
+        stated = [apart]
     elif cell.settings is not None:
-        changes = [dict(cell.settings)]  # and none of other sources' scripts
+        stated = [dict(cell.settings)]  # and none of other sources' scripts
     else:
-        changes = _scripts(cell, own, engine)
-    for change in changes:
+        stated = _scripts(cell, own, engine)
+    for change in (*stated, changes or {}):
         _put(settings, change)
     return Recipe(settings, waves)
 

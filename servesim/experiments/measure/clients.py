@@ -151,8 +151,8 @@ class Client:
 def _last_words(said: bytes) -> str:
     """Return the line of a program's output that describes the failure: the last line that names an error, or else
     the last line."""
-    lines = [line.strip(" │╭╮╰╯─\t\r") for line in said.decode("utf-8", "replace").splitlines()]
-    lines = [line for line in lines if line]
+    printed = said.decode("utf-8", "replace").splitlines()
+    lines = [line for each in printed if (line := each.strip(" │╭╮╰╯─\t\r"))]
     named = [line for line in lines if "error" in line.lower() or line.startswith("Reason")]
     return excerpt((named or lines or [""])[-1])
 
