@@ -134,7 +134,8 @@ def _engine(cell: Cell, preset: str) -> dict[str, Any]:
     """Return whether experts are spread over all GPUs, and the version of the engine if a comparable one is known."""
     unknown = cell.sides is not None and cell.engine in recipes()["apart"]["runtimes"]
     version = "" if unknown else version_of(cell)[0]
-    found: dict[str, Any] = {"enable_expert_parallel": True} if cell.ep == cell.tp * max(cell.dp, 1) > 1 else {}
+    over_all = cell.sides is None and cell.ep == cell.tp * max(cell.dp, 1) > 1
+    found: dict[str, Any] = {"enable_expert_parallel": True} if over_all else {}
     return found | ({"version": version} if version and recorded_engine(f"{preset} {version}") is not None else {})
 
 

@@ -31,7 +31,7 @@ ENDPOINT_S = 10.0
 
 
 _TEXTS = ("model", "dtype", "quantization", "kv_cache_dtype", "moe_backend", "attention_backend", "engine_version")
-"""Facts that are no numbers."""
+"""Facts whose values are texts."""
 _LINES = (
     ("engine_version", r"vLLM API server version (\S+)"),
     ("engine_version", r"LLM engine \(v([^)\s]+)\) with config"),
@@ -137,9 +137,7 @@ def read_flags(command: str) -> Facts:
         engine, model, flags = parsed(command)
     except ValueError as error:
         raise UserError(f"--flags: {error}") from None
-    found: Facts = {"engine": engine} if engine in ("vllm", "sglang", "trtllm") else {}
-    if model:
-        found["model"] = model
+    found: Facts = {"engine": engine if engine in ("vllm", "sglang", "trtllm") else None, "model": model}
     for name, value in flags:
         key = _FLAGS.get(name)
         if name in ("no-enable-prefix-caching", "disable-radix-cache"):

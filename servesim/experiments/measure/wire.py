@@ -64,7 +64,7 @@ class Address:
 
 
 class Reply:
-    """Answer whose head has been read: its status, and its body in pieces as they arrive."""
+    """Answer to a request: its status, and its body in pieces as they arrive."""
 
     def __init__(self, where: str, reader: asyncio.StreamReader) -> None:
         """Begin an answer to a request that is sent now. `where` is a prefix for error messages."""
