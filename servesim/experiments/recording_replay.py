@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servesim.contracts import KVMemory, Limits, build_params, kv_allocators, routers, schedulers
-from servesim.contracts.request import State
+from servesim.contracts import KVMemory, Limits, kv_allocators, routers, schedulers
 from servesim.contracts.section import policy_settings
 from servesim.cost import build_cost_model
 from servesim.cost.host import HostTerms
@@ -16,12 +15,12 @@ from servesim.engine.core import EngineCore
 from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.errors import UserError
-from servesim.experiments.recording import Floats, Ints, RecordedRun
+from servesim.experiments.recording import Floats, Ints, RecordedRun, Server
 from servesim.experiments.recording_loops import due_ns
 from servesim.hardware import Gpu, KvGroup, ModelSpec, kv_groups, memory_budget, vllm_defaults
 from servesim.hardware.kv import longest
+from servesim.metrics.requests import RequestColumns
 from servesim.metrics.steps import StepTotals
-from servesim.records.columns import REQUEST_COLUMNS
 from servesim.records.recorder import Recorder
 from servesim.run.sizing import GROUPED, has_windows
 from servesim.run.speculation import Speculation
@@ -45,9 +44,7 @@ class Replay:
     refused: int
     hit_rate: float
     """Share of prompt tokens that were found in the prefix cache at first admission."""
-    preemptions: int
     num_blocks: int
-    asynchronous: bool
     cost_shares: dict[str, float | None]
     """Share of GPU time by source: measured kernels, interpolated, extrapolated, formula."""
 
@@ -55,12 +52,19 @@ class Replay:
 def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None = None) -> Replay:
     """Simulate a recorded run. Raise UserError if its model or GPU is unknown. The kernels are those that the recorded
     engine is known to choose."""
-    speculation = _speculation(run)
-    core, limits = _engine(run, speculation)
-    assert run.server.model is not None
-    assert run.server.gpu is not None
-    model, gpu = ModelSpec.load(run.server.model), Gpu.load(run.server.gpu)
     server = run.server
+    if server.model is None:
+        raise UserError(f"{run.path}: its model is not recorded; specify --model")
+    if server.gpu is None:
+        raise UserError(f"{run.path}: its GPU is not recorded; specify --gpu")
+    model, gpu = ModelSpec.load(server.model), Gpu.load(server.gpu)
+    engine = recorded_engine(server.engine, server.gpu)
+    speculation = None
+    if server.speculation:
+        acceptance = policy_settings(server.acceptance) if server.acceptance else None
+        speculation = Speculation.resolve(policy_settings(server.speculation), acceptance, 0, model)
+    release = engine.release if engine is not None and engine.engine == "vllm" else None
+    core = _core(server, model, gpu, release, speculation)
     cost = build_cost_model(
         model,
         gpu,
@@ -70,51 +74,38 @@ def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None =
         tables=tables,
         host=host,
         moe_backend=server.moe_backend or "auto",
-        engine=recorded_engine(server.engine, server.gpu or ""),
+        engine=engine,
         speculator=speculation.make() if speculation is not None else None,
     )
     if speculation is not None:
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
-    cost.asynchronous = limits.async_scheduling
+    cost.asynchronous = server.asynchronous
     front = host.front(model.name) if host is not None and not run.at_engine else FrontTerms()
-    router, _ = routers.resolve("round-robin")
+    router, params = routers.configured({"name": "round-robin"})
     recorder = Recorder(out_ns=front.out_ns)
     cluster = Cluster(
         FrontEnd(TraceWorkload(recorded_trace(run), clients=Clients(max_concurrency=run.concurrency)), front),
-        [Pool([core], cost, 2 if limits.async_scheduling else 1)],
-        router(build_params("round-robin", router.Params, {}), 1),
+        [Pool([core], cost, 2 if server.asynchronous else 1)],
+        router(params, 1),
         recorder=recorder,
     )
     cluster.run()
-    return _outcome(recorder, core.kv.num_blocks, limits.async_scheduling)
+    return _outcome(recorder, core.kv.num_blocks)
 
 
-def _speculation(run: RecordedRun) -> Speculation | None:
-    server = run.server
-    if not server.speculation or server.model is None:
-        return None
-    acceptance = policy_settings(server.acceptance) if server.acceptance else None
-    return Speculation.resolve(policy_settings(server.speculation), acceptance, 0, ModelSpec.load(server.model))
-
-
-def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCore, Limits]:
-    server = run.server
-    if server.model is None:
-        raise UserError(f"{run.path}: its model is not recorded; specify --model")
-    if server.gpu is None:
-        raise UserError(f"{run.path}: its GPU is not recorded; specify --gpu")
-    model, gpu = ModelSpec.load(server.model), Gpu.load(server.gpu)
+def _core(
+    server: Server, model: ModelSpec, gpu: Gpu, release: tuple[int, int] | None, speculation: Speculation | None
+) -> EngineCore:
+    """Return the engine of a recorded server. `release` is its release of vLLM, if known."""
     defaults = vllm_defaults(gpu)
     tokens = server.max_num_batched_tokens or defaults.max_num_batched_tokens
     seqs = server.max_num_seqs or defaults.max_num_seqs
     name = "prefix-hash" if server.prefix_caching else "paged"
-    name = GROUPED[name] if has_windows(model) else name
-    allocator, _ = kv_allocators.resolve(name)
+    allocator, kv_params = kv_allocators.configured({"name": GROUPED[name] if has_windows(model) else name})
     groups = kv_groups(model.kept_layers) if allocator.grouped else [KvGroup(model.num_layers)]
     blocks = server.num_blocks
     if blocks is None:
-        engine = recorded_engine(server.engine, server.gpu)
-        budget = memory_budget(
+        blocks = memory_budget(
             model,
             gpu,
             server.tp,
@@ -122,25 +113,17 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
             hybrid=allocator.grouped,
-            version=engine.release if engine is not None and engine.engine == "vllm" else None,
-        )
-        blocks = budget.num_blocks
+            version=release,
+        ).num_blocks
     in_flight = tokens * (1 + server.asynchronous)
     max_len = min(server.max_model_len or model.max_position, longest(blocks - 1, groups, server.block_size, in_flight))
-    limits = Limits(seqs, tokens, max_len, server.asynchronous)
-    memory = KVMemory(
-        blocks,
-        server.block_size,
-        max_len,
-        windows=tuple(group.window or None for group in groups),
-        in_flight_tokens=in_flight,
-    )
-    kv = FAST.memory(allocator)(build_params(name, allocator.Params, {}), memory)
-    scheduler, given = schedulers.resolve(server.scheduler)
-    params = build_params(server.scheduler, scheduler.Params, given)
+    windows = tuple(group.window or None for group in groups)
+    memory = KVMemory(blocks, server.block_size, max_len, windows=windows, in_flight_tokens=in_flight)
+    kv = FAST.memory(allocator)(kv_params, memory)
+    scheduler, params = schedulers.configured(policy_settings(server.scheduler))
     if speculation is not None:
         params = speculation.tune(params)
-    return FAST.core(scheduler(params, limits, kv), kv), limits
+    return FAST.core(scheduler(params, Limits(seqs, tokens, max_len, server.asynchronous), kv), kv)
 
 
 def recorded_trace(run: RecordedRun) -> Trace:
@@ -153,11 +136,9 @@ def recorded_trace(run: RecordedRun) -> Trace:
     return Trace.from_lengths(run.name, due_ns(run), run.prompt_len, run.output_len, content=content)
 
 
-def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
-    rows = recorder.requests.array()
-    rows = rows[np.argsort(rows[:, 0])]
-    column = {name: rows[:, i] for i, name in enumerate(REQUEST_COLUMNS)}
-    done = column["state"] == State.FINISHED
+def _outcome(recorder: Recorder, num_blocks: int) -> Replay:
+    requests = RequestColumns.of(recorder.requests.array())
+    column, done = requests.table, requests.done
     arrival, first, last = (column[f"{name}_ns"] for name in ("arrival", "first_token", "last_token"))
     gaps = np.where(column["output_len"] > 1, column["output_len"] - 1, np.nan)
     totals = StepTotals()
@@ -170,8 +151,6 @@ def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
         output_len=column["output_len"],
         refused=int((~done).sum()),
         hit_rate=float(column["hit_tokens"].sum() / max(column["prompt_len"].sum(), 1)),
-        preemptions=int(column["num_preemptions"].sum()),
         num_blocks=num_blocks,
-        asynchronous=asynchronous,
         cost_shares=totals.cost_shares(),
     )

@@ -14,8 +14,9 @@ from servesim.errors import UserError
 from servesim.experiments.recording import RecordedRun, Server
 from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.recording_loops import due_ns, tell_loop
-from servesim.experiments.recording_replay import _engine, recorded_trace, replay
+from servesim.experiments.recording_replay import _core, recorded_trace, replay
 from servesim.experiments.validate import compare
+from servesim.hardware import Gpu, ModelSpec
 
 MS = 1_000_000
 
@@ -81,11 +82,10 @@ def test_prompts_are_all_different_where_the_server_caches_prefixes_and_nothing_
 
 @pytest.mark.parametrize(("asynchronous", "in_flight"), [(False, 512), (True, 1024)])
 def test_a_window_keeps_room_for_the_tokens_of_each_step_in_flight(asynchronous: bool, in_flight: int) -> None:
-    run = recorded([0.0], [5.0])
-    server = replace(run.server, model="gemma-3-1b", max_num_batched_tokens=512, asynchronous=asynchronous)
-    core, limits = _engine(replace(run, server=server), None)
+    model, gpu = ModelSpec.load("gemma-3-1b"), Gpu.load("h100")
+    core = _core(Server(max_num_batched_tokens=512, asynchronous=asynchronous), model, gpu, None, None)
     assert core.kv.memory.in_flight_tokens == in_flight
-    assert limits.async_scheduling == asynchronous
+    assert core.scheduler.limits.async_scheduling == asynchronous
 
 
 def bench(folder: Path, hits: int, caching: str) -> RecordedRun:
