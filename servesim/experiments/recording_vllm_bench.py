@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from servesim.experiments.recording import (
-    Ints,
-    RecordedRun,
-    read_json,
-    run_name,
-    settings_beside,
-    stated_server,
-)
+from servesim.experiments.recording import Ints, RecordedRun, read_json, run_name, settings_beside, stated_server
 from servesim.untrusted import read_text
 
 BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
 DRAFTERS = ("eagle3", "eagle", "mtp", "medusa", "ngram")
 MOST_SPREAD = 0.99
+COUNTER = re.compile(
+    r"^vllm:(prefix_cache_hits|prefix_cache_queries|spec_decode_num_drafts|spec_decode_num_accepted_tokens_per_pos)"
+    r'_total\{(?:.*position="(\d+)")?.* (\S+)$',
+    re.MULTILINE,
+)
 NO_LENGTHS = "request lengths are not recorded, so all requests have the mean length"
 
 
@@ -39,7 +37,8 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
         for ours, theirs in (("mean", "mean"), ("p50", "median"), ("p99", "p99")):
             if f"{theirs}_{metric}_ms" in record:
                 totals[f"{metric}_{ours}"] = float(record[f"{theirs}_{metric}_ms"])
-    drafter, acceptance, unknown = _speculation(path, settings, record)
+    grown = _grown(path)
+    drafter, acceptance, unknown = _speculation(path, settings, record, _accepted(grown))
     stated = stated_server(path, settings, record.get("model_id"))
     server = replace(stated, speculation=drafter, acceptance=acceptance)
     rate = record.get("request_rate")
@@ -57,7 +56,7 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
         ttft_ms=ttft,
         e2el_ms=e2el,
         concurrency=None if open_loop else int(record.get("max_concurrency") or count),
-        hit_rate=_hit_rate(path),
+        hit_rate=_hit_rate(grown),
         totals=totals | {key: float(record[key]) for key in ("total_input_tokens", "total_output_tokens")},
         unpriced=unknown if timed else "its arrival times are not recorded",
         notes=() if record.get("input_lens") else (NO_LENGTHS,),
@@ -118,16 +117,17 @@ def cache_config(counters: str) -> dict[str, Any]:
     return found | ({"enable_prefix_caching": caching == "True"} if caching is not None else {})
 
 
-def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -> tuple[str, str, str]:
+def _speculation(
+    path: Path, settings: dict[str, Any], record: dict[str, Any], rates: list[float]
+) -> tuple[str, str, str]:
     """Return (speculator, acceptance, reason they are unknown) from the settings next to a run, the names of its
-    folders and the server's draft counters. All are empty without drafts.
+    folders and the acceptance `rates` of the server's draft counters. All are empty without drafts.
 
     The counters also include warm-up requests, which increase the counts by a fifth. The run's own acceptance length
     follows from its mean gap between chunks; the acceptance rates are those of the counters, scaled to match that
     length.
     """
     stated = settings.get("speculative_config") or {}
-    rates = _accepted(path)
     length = _acceptance_length(record)
     if rates and length:
         rates = [min(1.0, rate * (length - 1.0) / sum(rates)) for rate in rates]
@@ -157,40 +157,25 @@ def _acceptance_length(record: dict[str, Any]) -> float | None:
     return (record["total_output_tokens"] - count) / (decoding / gap) if gap and decoding > 0 else None
 
 
-def _accepted(path: Path) -> list[float]:
+def _accepted(grown: dict[str, float]) -> list[float]:
     """Return the number of accepted draft tokens at each position divided by the number of verifications during the
     run."""
-    after, before = (_spec_counters(_counters(path, when)) for when in ("m1", "m0"))
-    drafts = after.get("drafts", 0.0) - before.get("drafts", 0.0)
-    if drafts <= 0:
-        return []
-    positions = sorted((key for key in after if key != "drafts"), key=int)
-    return [(after[key] - before.get(key, 0.0)) / drafts for key in positions]
+    drafts = grown.get("spec_decode_num_drafts", 0.0)
+    return [grown[position] / drafts for position in sorted(filter(str.isdigit, grown), key=int)] if drafts > 0 else []
 
 
-def _hit_rate(path: Path) -> float | None:
+def _hit_rate(grown: dict[str, float]) -> float | None:
     """Return the share of queried tokens found in the server's prefix cache during the run, or None if it has no such
     cache."""
-    after, before = (_prefix_counters(_counters(path, when)) for when in ("m1", "m0"))
-    queries = after.get("queries", 0.0) - before.get("queries", 0.0)
-    return (after["hits"] - before.get("hits", 0.0)) / queries if queries > 0 and "hits" in after else None
+    hits, queries = grown.get("prefix_cache_hits"), grown.get("prefix_cache_queries", 0.0)
+    return hits / queries if hits is not None and queries > 0 else None
 
 
-def _prefix_counters(text: str) -> dict[str, float]:
-    """Return `hits` and `queries`, in tokens."""
-    found = re.findall(r"^vllm:prefix_cache_(hits|queries)_total\{.* (\S+)$", text, re.MULTILINE)
-    return {name: float(value) for name, value in found}
-
-
-def _spec_counters(text: str) -> dict[str, float]:
-    """Return the counters of `drafts` and of accepted tokens by position."""
-    found = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition("{")
-        if name == "vllm:spec_decode_num_drafts_total":
-            found["drafts"] = float(rest.rpartition(" ")[2])
-        elif name == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
-            position = re.search(r'position="(\d+)"', rest)
-            if position:
-                found[position.group(1)] = float(rest.rpartition(" ")[2])
-    return found
+def _grown(path: Path) -> dict[str, float]:
+    """Return by how much the server's counters grew during the run: those of drafts and of prefix tokens by name, and
+    the accepted draft tokens by position."""
+    after, before = (
+        {position or name: float(value) for name, position, value in COUNTER.findall(_counters(path, when))}
+        for when in ("m1", "m0")
+    )
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
