@@ -3,7 +3,7 @@ repeated runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from servesim.cost.build import IDEAL, ROOFLINE_ONLY
 from servesim.cost.host import HostTerms, host_terms
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError
+from servesim.experiments.named import grouped
 from servesim.experiments.recording import METRICS, Floats, RecordedRun
 from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.recording_replay import Replay, replay
+from servesim.metrics.distribution import describe
 
 STATISTICS = ("mean", "p50", "p99")
 Figures = dict[str, Any]
@@ -161,14 +163,8 @@ def errors(run: RecordedRun, measured: Figures, outcome: Replay) -> Figures:
 
 
 def _statistics(values: Floats) -> dict[str, float | None]:
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return dict.fromkeys(STATISTICS)
-    return {
-        "mean": float(known.mean()),
-        "p50": float(np.percentile(known, 50)),
-        "p99": float(np.percentile(known, 99)),
-    }
+    found = describe(values[np.isfinite(values)])
+    return {name: None if found is None else found[name] for name in STATISTICS}
 
 
 def _throughput(run: RecordedRun | Replay) -> float | None:
@@ -192,13 +188,13 @@ def _per_request(theirs: Floats, ours: Floats) -> float | None:
 def _noise(found: list[Comparison]) -> Iterator[tuple[str, Figures]]:
     """Yield the spread over runs of the same kind of server with the same number of requests, the same total prompt
     length (within 1 %), and either the same sending time (within 1 %) or the same number of clients."""
-    groups: dict[Any, list[Comparison]] = {}
-    for c in found:
-        run = c.run
+
+    def kind(run: RecordedRun) -> Hashable:
         span = round(float(np.log(max(int(run.arrival_ns[-1]), 1))), 2) if run.concurrency is None and len(run) else 0
         total = round(float(np.log(max(int(run.prompt_len.sum()), 1))), 2)
-        groups.setdefault((run.server, len(run), total, span, run.concurrency), []).append(c)
-    for group in groups.values():
+        return run.server, len(run), total, span, run.concurrency
+
+    for group in grouped((kind(c.run), c) for c in found).values():
         if len(group) < 2 or group[0].measured["e2el"]["mean"] is None:
             continue
         spread: Figures = {
