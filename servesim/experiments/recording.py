@@ -98,9 +98,7 @@ def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
         rows = [row for row in reader if row]
     except csv.Error as error:
         raise UserError(f"{path}: line {reader.line_num}: not CSV: {error}") from None
-    for i, name in enumerate(header):
-        if name in header[:i]:
-            raise UserError(f"{path}: line 1: column {shown(name)} appears twice")
+    untrusted.check_header(f"{path}: line 1", header)
     for i, row in enumerate(rows):
         if len(row) != len(header):
             raise UserError(f"{path}: line {i + 2}: {len(row)} fields instead of {len(header)}")
@@ -144,10 +142,10 @@ def stated_server(path: Path, settings: dict[str, Any], model: str | None) -> Se
         dtype=server_dtype((named.dtype if named is not None else None) or settings.get("dtype")),
         kv_dtype=server_dtype(settings.get("kv_cache_dtype")),
         gpu=gpu_of(path, settings),
-        tp=int(settings.get("tensor_parallel_size", 1)),
+        tp=int(settings.get("tensor_parallel_size") or 1),
         engine=settings.get("engine") or f"vllm {settings.get('vllm_version', '')}".strip(),
         num_blocks=settings.get("num_gpu_blocks"),
-        block_size=int(settings.get("block_size", 16)),
+        block_size=int(settings.get("block_size") or 16),
         max_num_seqs=settings.get("max_num_seqs"),
         max_num_batched_tokens=settings.get("max_num_batched_tokens"),
         max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),

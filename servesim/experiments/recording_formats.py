@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from servesim.experiments.recording import (
     stated_server,
 )
 from servesim.experiments.recording_loops import tell_loop
-from servesim.experiments.recording_tools import read_tool
 from servesim.experiments.recording_vllm_bench import BENCH, read_bench, with_lengths
 from servesim.plugins.trust import check_code
 from servesim.untrusted import json_value, parse_yaml, read_text
@@ -71,10 +69,9 @@ def is_recording_name(name: str) -> bool:
 def read_run(path: Path, root: Path, alone: bool = False) -> RecordedRun | None:
     """Read the run in a file, or return None if it holds something else. `alone` means that the file was requested by
     name, so that any log with latencies counts as a recorded run."""
-    if not path.name.endswith(".parquet") and (run := _by_keys(path, root)) is not None:
-        return tell_loop(_ordered(run))
-    found = read_tool(path, root, alone)
-    return tell_loop(_ordered(found)) if found is not None else None
+    run = None if path.name.endswith(".parquet") else _by_keys(path, root)
+    run = _read_tool(path, root, alone) if run is None else run
+    return None if run is None else tell_loop(_ordered(run))
 
 
 def _by_keys(path: Path, root: Path) -> RecordedRun | None:
@@ -83,10 +80,7 @@ def _by_keys(path: Path, root: Path) -> RecordedRun | None:
     first = text[:4096].lstrip()
     if first.startswith("{"):
         keys = _json_keys(text)
-        readers: list[tuple[set[str], Callable[[str, Path, Path], RecordedRun]]] = [
-            (ENGINE_TIMES, _engine_times),
-            (BENCH, read_bench),
-        ]
+        readers = [(ENGINE_TIMES, _engine_times), (BENCH, read_bench)]
     else:
         keys = set(first.split("\n", 1)[0].strip().split(","))
         readers = [(CHUNK_TIMES, _chunk_times), (SPANS, _spans)]
@@ -94,6 +88,36 @@ def _by_keys(path: Path, root: Path) -> RecordedRun | None:
         if wanted <= keys:
             return reader(text, path, root)
     return None
+
+
+def _read_tool(path: Path, root: Path, alone: bool) -> RecordedRun | None:
+    """Read a recorded run from an AIPerf, GuideLLM, GenAI-Perf, inference-perf, OpenTelemetry or Baseten file or, if
+    `alone` is set, from any log with latencies. Return None if the file holds no latencies."""
+    from servesim.traces.formats import detect_format, formats
+
+    try:
+        module = formats()[detect_format(path)]
+    except UserError:
+        return None
+    if not hasattr(module, "recorded") or (getattr(module, "LOOSE", False) and not alone):
+        return None
+    log = module.recorded(path)
+    if np.isnan(log.e2el_ms).all() and np.isnan(log.ttft_ms).all():
+        return None
+    settings = settings_beside(path, root)
+    return RecordedRun(
+        name=run_name(path, root),
+        path=path,
+        format=module.NAME,
+        server=stated_server(path, settings, log.model or settings.get("model")),
+        arrival_ns=log.start_ns,
+        prompt_len=log.prompt,
+        output_len=log.output,
+        ttft_ms=log.ttft_ms,
+        e2el_ms=log.e2el_ms,
+        concurrency=log.concurrency,
+        notes=log.notes,
+    )
 
 
 def _json_keys(text: str) -> set[str]:
@@ -178,20 +202,12 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
     settings = {**meta, **meta.get("engine_kwargs", {}), **meta.get("kv_cache", {}), **settings_beside(path, root)}
     instance = _beside(path.parent, "config.json").get("nodes", [{}])[0].get("instances", [{}])[0]
     hardware = settings.get("gpu") or instance.get("hardware")
-    server = Server(
-        model=known_model(settings.get("model") or instance.get("model_name")),
-        gpu=_sheet(path, hardware) or known_gpu(hardware) or hardware if hardware else gpu_of(path, settings),
-        tp=int(settings.get("tensor_parallel_size") or 1),
-        engine=settings.get("engine") or f"vllm {settings.get('vllm_version', '')}".strip(),
-        num_blocks=settings.get("num_gpu_blocks"),
-        block_size=int(settings.get("block_size") or 16),
-        max_num_seqs=settings.get("max_num_seqs"),
-        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
-        max_model_len=settings.get("max_model_len"),
-        prefix_caching=bool(settings.get("enable_prefix_caching", True)),
-        asynchronous=bool(settings.get("async_scheduling", True)),
+    stated = stated_server(path, settings, settings.get("model") or instance.get("model_name"))
+    server = replace(
+        stated,
+        gpu=_sheet(path, hardware) or known_gpu(hardware) or hardware if hardware else stated.gpu,
         dtype=server_dtype(settings.get("dtype")),
-        kv_dtype=server_dtype(settings.get("kv_cache_dtype")),
+        asynchronous=bool(settings.get("async_scheduling", True)),
         scheduler=settings.get("scheduler") or "vllm",
     )
     return RecordedRun(
