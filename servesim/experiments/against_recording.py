@@ -21,11 +21,12 @@ from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_formats import is_recording_name, read_folder
 from servesim.experiments.recording_replay import recorded_trace
-from servesim.experiments.run_metrics import MS, Run, measure
+from servesim.experiments.run_metrics import Run, measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.sameness import described, warnings_of
 from servesim.experiments.variants import shared_settings, synchronous_ones
 from servesim.experiments.verdicts import Settings, judge, off_the_measured
+from servesim.metrics.requests import MS
 from servesim.parsing import listed
 
 DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.experiments.run_metrics import MS, SECOND, Run
+from servesim.experiments.run_metrics import Run
+from servesim.metrics.requests import MS, SECOND
 from servesim.run.result_files import STEPS, reading
 
 Array = NDArray[np.float64]

@@ -14,7 +14,8 @@ from servesim.errors import UserError
 from servesim.experiments.goals import Goal
 from servesim.experiments.objects import Objects
 from servesim.experiments.replicates import WORKLOAD
-from servesim.experiments.run_metrics import MS, Run
+from servesim.experiments.run_metrics import Run
+from servesim.metrics.requests import MS
 from servesim.run.scenario import Scenario
 from servesim.run.sections import ClientSettings
 from servesim.run.trace_source import open_scenario

@@ -19,6 +19,7 @@ from servesim.contracts.request import State
 from servesim.errors import UserError
 from servesim.metrics.classes import class_limits
 from servesim.metrics.measured import Good
+from servesim.metrics.requests import MS, SECOND
 from servesim.run.prices import paid, reserved_of
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
@@ -26,7 +27,6 @@ from servesim.untrusted import read_json
 if TYPE_CHECKING:
     from servesim.experiments.metrics import Metric
 
-MS, SECOND = 1e6, 1e9
 NONE_ARRIVES = "no request arrives in the steady window; increase --requests"
 """Error of a run whose window between warmup and cooldown is empty."""
 
@@ -99,6 +99,25 @@ class Slice:
     prefix_caching = True
     """True for all runs, since runs without a prefix cache simply have no hits."""
 
+    @classmethod
+    def of(cls, run: Run, warmup: float, cooldown: float, part: tuple[int, int] | None = None) -> Slice:
+        """Return the steady window of a run, which ends when the run does if there is no cooldown. `part` is a range of
+        rows of the trace: the first row and one past the last. The part is measured from its first arrival to the first
+        arrival after it."""
+        arrival = run.columns["arrival_ns"]
+        first, span = arrival.min(), np.ptp(arrival)
+        start, stop = first + warmup * span, first + (1 - cooldown) * span
+        end = stop if cooldown else run.columns["last_token_ns"].max()
+        inside = (arrival >= start) & (arrival <= stop)
+        if part is not None:
+            inside &= part_rows(run, part)
+            after = arrival[part_rows(run, (part[1], run.requests))]
+            if inside.any():
+                start = max(start, arrival[inside].min())
+            if len(after):
+                end = min(end, max(after.min(), start))
+        return cls(run, np.flatnonzero(inside), float(start), float(end), part is None)
+
     @property
     def ns(self) -> float:
         """Length of the part in ns."""
@@ -117,12 +136,15 @@ class Slice:
 
     def ended(self, name: str) -> float:
         """Return the amount delivered in the part: completed requests, output tokens or computed prompt tokens."""
-        if name == "completed":
-            return self._with_last(self.run.done)
         c, done = self.run.columns, self.run.done
-        if name == "output_tokens":
-            return output_tokens(self)
-        return float(c["prompt_len"][done & self.holds(c["first_token_ns"])].sum())
+        if name == "completed":
+            return self._with_last(done)
+        first, last, count = c["first_token_ns"][done], c["last_token_ns"][done], c["output_len"][done]
+        if name != "output_tokens":
+            return float(c["prompt_len"][done][self.holds(first)].sum())
+        inside = np.clip(np.minimum(last, self.end) - np.maximum(first, self.start), 0, None)
+        gaps = (count - 1) * inside / np.maximum(last - first, 1)  # tokens are assumed to be evenly spaced
+        return float((gaps + self.holds(first)).sum())
 
     def latency_ms(self, name: str) -> Statistics:
         """Return the statistics of a latency, computed on demand."""
@@ -139,7 +161,10 @@ class Slice:
     @property
     def usd(self) -> float:
         """Price of the GPUs that were up during the part."""
-        return _usd(self.run, self.start, self.end)
+        scenario = self.run.summary["scenario"]
+        if scenario.get("scaler") is not None or scenario.get("pools"):
+            return _usd_of_replicas(self.run, self.start, self.end)
+        return float(listed_usd_per_hour(scenario) * self.ns / SECOND / 3600)
 
     def holds(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return a mask of the times within the part."""
@@ -165,8 +190,11 @@ class Statistics(NamedTuple):
     values: NDArray[np.float64]
 
     def get(self, name: str) -> float:
-        """Return the mean or a percentile."""
-        return statistic(self.values, name)
+        """Return the mean or a percentile (`p99`)."""
+        values = self.values[~np.isnan(self.values)]
+        if not len(values):
+            return float("nan")
+        return float(values.mean() if name == "mean" else np.percentile(values, float(name[1:])))
 
 
 COLUMNS = {
@@ -186,42 +214,17 @@ def check_window(warmup: float, cooldown: float) -> None:
 
 
 def measure(
-    run: Run,
-    metrics: Sequence[Metric],
-    warmup: float,
-    cooldown: float,
-    rows: NDArray[np.int64] | None = None,
-    part: tuple[int, int] | None = None,
+    run: Run, metrics: Sequence[Metric], warmup: float, cooldown: float, part: tuple[int, int] | None = None
 ) -> dict[str, float]:
-    """Return the value of each metric, NaN if the window has none.
-
-    `rows`, if given, are the requests to use instead of those in the window; repeats are allowed (latencies only).
-    `part` is a range of rows of the trace: the first row and one past the last. The part is measured from its first
-    arrival to the first arrival after it.
-    """
-    start, end, steady = _window(run, warmup, cooldown)
-    if part is not None:
-        start, end, steady = _part(run, part, start, end, steady)
-    whole = part is None and rows is None
-    if rows is None:
-        rows = np.flatnonzero(steady)
-    measured = Slice(run, rows, start, end, whole)
+    """Return the value of each metric over the window, or over a part of the trace (`Slice.of`), NaN if there is
+    none."""
+    measured = Slice.of(run, warmup, cooldown, part)
     return {metric.name: metric.part(measured) for metric in metrics}
 
 
 def steady_rows(run: Run, warmup: float, cooldown: float) -> NDArray[np.int64]:
     """Return the rows of the requests in the window."""
-    return np.flatnonzero(_window(run, warmup, cooldown)[2])
-
-
-def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDArray[np.bool_]]:
-    """Return the start and end of the window in ns, and a mask of the requests that arrive in it. Without a cooldown,
-    the window ends when the run does."""
-    arrival = run.columns["arrival_ns"]
-    first, span = arrival.min(), np.ptp(arrival)
-    start, stop = first + warmup * span, first + (1 - cooldown) * span
-    end = stop if cooldown else run.columns["last_token_ns"].max()
-    return float(start), float(end), np.asarray((arrival >= start) & (arrival <= stop))
+    return Slice.of(run, warmup, cooldown).rows
 
 
 def part_rows(run: Run, part: tuple[int, int]) -> NDArray[np.bool_]:
@@ -229,36 +232,6 @@ def part_rows(run: Run, part: tuple[int, int]) -> NDArray[np.bool_]:
     the trace's end, belong to the row of their original request."""
     row = run.columns["row"] % run.requests
     return np.asarray((row >= part[0]) & (row < part[1]))
-
-
-def _part(
-    run: Run, part: tuple[int, int], start: float, end: float, steady: NDArray[np.bool_]
-) -> tuple[float, float, NDArray[np.bool_]]:
-    inside, arrival = part_rows(run, part) & steady, run.columns["arrival_ns"]
-    after = arrival[part_rows(run, (part[1], run.requests))]
-    if inside.any():
-        start = max(start, float(arrival[inside].min()))
-    if len(after):
-        end = min(end, max(float(after.min()), start))
-    return start, end, inside
-
-
-def statistic(values: NDArray[np.float64], stat: str) -> float:
-    """Return the mean or a percentile (`p99`) of values, NaN if there are none."""
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return float("nan")
-    return float(values.mean() if stat == "mean" else np.percentile(values, float(stat[1:])))
-
-
-def output_tokens(part: Slice) -> float:
-    """Return the number of tokens delivered in a part of a run. A request's tokens are assumed to be evenly spaced
-    between its first and last."""
-    c, done = part.run.columns, part.run.done
-    first, last, count = c["first_token_ns"][done], c["last_token_ns"][done], c["output_len"][done]
-    inside = np.clip(np.minimum(last, part.end) - np.maximum(first, part.start), 0, None)
-    gaps = (count - 1) * inside / np.maximum(last - first, 1)
-    return float((gaps + part.holds(first)).sum())
 
 
 def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str, float]]) -> NDArray[np.bool_]:
@@ -276,10 +249,8 @@ def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str
 def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tuple[int, int] | None = None) -> float:
     """Return the hourly cost ($) of the GPUs that were up in the window or in a part of the trace, NaN if its length is
     0."""
-    start, end, steady = _window(run, warmup, cooldown)
-    if part is not None:
-        start, end, _ = _part(run, part, start, end, steady)
-    return per(_usd(run, start, end) * 3600 * SECOND, end - start)
+    measured = Slice.of(run, warmup, cooldown, part)
+    return per(measured.usd * 3600 * SECOND, measured.ns)
 
 
 def _usd_of_replicas(run: Run, start: float, end: float) -> float:
@@ -304,13 +275,6 @@ def _usd_of_replicas(run: Run, start: float, end: float) -> float:
         if (reserved := reserved_of(prices[gpu])) is not None:
             usd += paid(reserved, ups, start, end) / SECOND / 3600
     return float(usd)
-
-
-def _usd(run: Run, start: float, end: float) -> float:
-    scenario = run.summary["scenario"]
-    if scenario.get("scaler") is not None or scenario.get("pools"):
-        return _usd_of_replicas(run, start, end)
-    return float(listed_usd_per_hour(scenario) * (end - start) / SECOND / 3600)
 
 
 def listed_usd_per_hour(scenario: Mapping[str, Any]) -> float:

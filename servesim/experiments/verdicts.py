@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.experiments.metrics import Metric, metric_label
-from servesim.experiments.run_metrics import Run, measure, steady_rows
+from servesim.experiments.run_metrics import Run, Slice, steady_rows
 from servesim.experiments.statistics import (
     Interval,
     effective_number,
@@ -139,8 +140,8 @@ def _within(
     differences of successive parts vary."""
     parts = np.array_split(steady_rows(base, settings.warmup, settings.cooldown), PARTS)
     a, b = (
-        np.array([measure(run, [metric], 0, 0, part)[metric.name] if len(part) else np.nan for part in parts])
-        for run in (base, other)
+        np.array([metric.part(replace(run, rows=part, whole=False)) if len(part) else np.nan for part in parts])
+        for run in (Slice.of(base, 0, 0), Slice.of(other, 0, 0))
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         d = np.log(b / a) if ratio else b - a
