@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servesim.errors import UserError
 from servesim.experiments.store import table_of
-from servesim.run.result_files import to_json
+from servesim.run.result_files import to_json, writable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,15 +40,13 @@ def _write(out: Path, name: str, document: Mapping[str, Any], columns: Mapping[s
     import pyarrow.parquet as pq
 
     cleaned = {key: plain(values) for key, values in columns.items()}
-    try:
+    with writable(out):
         scratch = out / f".{table_of(name)}.{os.getpid()}"
         pq.write_table(pa.table(cleaned), scratch, compression="zstd")
         scratch.replace(out / table_of(name))
         scratch = out / f".{name}.{os.getpid()}"
         scratch.write_text(to_json(plain(document)), encoding="utf-8")
         scratch.replace(out / name)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
 
 
 def plain(value: Any) -> Any:

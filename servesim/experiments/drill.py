@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +14,18 @@ from servesim.experiments.run_metrics import Run
 from servesim.metrics.requests import MS, SECOND
 from servesim.run.result_files import STEPS, reading
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Array = NDArray[np.float64]
 
 WORSE = 0.05
 """Relative increase in end-to-end latency above which a request counts as worse."""
 WORST = 10
-DECISION = (
+DECISION = [
     *("prefill_tokens", "prefill_pieces", "prefill_context", "decode_count"),
     *("decode_context", "padded_tokens", "drafts", "preempted"),
-)
+]
 """Columns of the step table that describe what a step computes."""
 
 
@@ -37,13 +40,12 @@ def drill_down(base: Path, other: Path) -> dict[str, Any]:
     }
 
 
-def _steps(folder: Path) -> dict[str, NDArray[np.int64]]:
+def _steps(folder: Path) -> pd.DataFrame:
     import pyarrow.parquet as pq
 
     names = ["replica", "step", "k", "planned_ns", "start_ns", "end_ns", "elapsed_ns", *DECISION]
     with reading(folder / STEPS):
-        table = pq.read_table(folder / STEPS, columns=names)
-        return {name: table[name].to_numpy() for name in names}
+        return pq.read_table(folder / STEPS, columns=names).to_pandas()
 
 
 def _parts(run: Run) -> dict[str, Array]:
@@ -56,18 +58,16 @@ def _parts(run: Run) -> dict[str, Array]:
     }
 
 
-def _interference(run: Run, steps: dict[str, NDArray[np.int64]]) -> Array:
+def _interference(run: Run, steps: pd.DataFrame) -> Array:
     """Return, for each request, how many ns of its decoding were spent in steps that also computed prompts."""
     terms = run.summary["provenance"]["host_terms"] or {}
     out = float(terms.get("front_out", 0.0))  # clients see tokens this much later
     spent = np.zeros(len(run.done))
-    for replica in np.unique(steps["replica"]):
-        mine = steps["replica"] == replica
-        ends = steps["end_ns"][mine]
-        total = np.cumsum(np.where(steps["prefill_tokens"][mine] > 0, steps["elapsed_ns"][mine], 0))
+    for replica, mine in steps.groupby("replica"):
+        total = np.cumsum(np.where(mine["prefill_tokens"] > 0, mine["elapsed_ns"], 0))
         here = run.done & (run.columns["replica"] == replica)
         first, last = (run.columns[f"{name}_token_ns"][here] - out for name in ("first", "last"))
-        spent[here] = np.interp(last, ends, total) - np.interp(first, ends, total)
+        spent[here] = np.interp(last, mine["end_ns"], total) - np.interp(first, mine["end_ns"], total)
     return spent
 
 
@@ -115,46 +115,39 @@ def _cause(row: int, a: Run, b: Run, delta: dict[str, Array], prompts: Array) ->
     return "prefill interference" if prompts[row] > delta["decode"][row] / 2 else "slower decode steps"
 
 
-def _divergence(
-    a: Run, b: Run, steps_a: dict[str, NDArray[np.int64]], steps_b: dict[str, NDArray[np.int64]]
-) -> dict[str, Any] | None:
+def _divergence(a: Run, b: Run, steps_a: pd.DataFrame, steps_b: pd.DataFrame) -> dict[str, Any] | None:
     """Return the first step, by time, that computes something different, or None if all steps are equal."""
     found = []
     for replica in sorted({*steps_a["replica"].tolist(), *steps_b["replica"].tolist()}):
-        first, second = _expanded(steps_a, replica), _expanded(steps_b, replica)
-        n = min(len(first["step"]), len(second["step"]))
-        differs = np.zeros(n, dtype=np.bool_)
-        for name in DECISION:
-            differs |= first[name][:n] != second[name][:n]
+        first, second = (_expanded(steps[steps["replica"] == replica]) for steps in (steps_a, steps_b))
+        n = min(len(first), len(second))
+        differs = (first[DECISION][:n] != second[DECISION][:n]).any(axis=1).to_numpy()
         at = int(np.argmax(differs)) if differs.any() else n
-        if at < max(len(first["step"]), len(second["step"])):
+        if at < max(len(first), len(second)):
             sides = [_decision(run, steps, at) for run, steps in ((a, first), (b, second))]
             when = min(side["time_s"] for side in sides if side is not None)
             found.append({"replica": replica, "step": at, "time_s": when, "baseline": sides[0], "variant": sides[1]})
     return min(found, key=lambda d: (d["time_s"], d["replica"]), default=None)
 
 
-def _expanded(steps: dict[str, NDArray[np.int64]], replica: int) -> dict[str, NDArray[np.int64]]:
-    """Return the decisions of one replica, one entry per step: rows of k equal steps are expanded."""
-    mine = steps["replica"] == replica
-    k = steps["k"][mine]
-    offset = np.arange(int(k.sum())) - np.repeat(np.cumsum(k) - k, k)
-    columns = {name: np.repeat(steps[name][mine], k) for name in ("step", *DECISION)}
-    columns["decode_context"] = columns["decode_context"] + offset * columns["decode_count"]
-    start, span = np.repeat(steps["planned_ns"][mine], k), np.repeat((steps["end_ns"] - steps["start_ns"])[mine], k)
-    columns["planned_ns"] = start + span * offset // np.repeat(k, k)
-    return columns
+def _expanded(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the decisions of one replica, one row per step: rows of k equal steps are expanded."""
+    each = steps.loc[steps.index.repeat(steps["k"])]
+    offset = each.groupby(level=0).cumcount()
+    each["decode_context"] += offset * each["decode_count"]
+    each["planned_ns"] += (each["end_ns"] - each["start_ns"]) * offset // each["k"]
+    return each.reset_index(drop=True)
 
 
-def _decision(run: Run, steps: dict[str, NDArray[np.int64]], at: int) -> dict[str, Any] | None:
+def _decision(run: Run, steps: pd.DataFrame, at: int) -> dict[str, Any] | None:
     """Return what step `at` under a policy computes and which requests it admits, or None if there is no such step."""
-    if at >= len(steps["step"]):
+    if at >= len(steps):
         return None
-    now = int(steps["planned_ns"][at])
+    step = steps.iloc[at]
     return {
-        "time_s": now / SECOND,
-        **{name: int(steps[name][at]) for name in DECISION},
-        "first_scheduled": np.flatnonzero(run.columns["scheduled_ns"] == now).tolist(),
+        "time_s": int(step["planned_ns"]) / SECOND,
+        **{name: int(step[name]) for name in DECISION},
+        "first_scheduled": np.flatnonzero(run.columns["scheduled_ns"] == step["planned_ns"]).tolist(),
     }
 
 

@@ -23,9 +23,10 @@ from servesim.parsing import split_changes
 from servesim.plugins.trust import code_in
 from servesim.run.pools import pool_scenarios
 from servesim.run.scenario import Scenario
+from servesim.run.trace_source import DRAWN, OBJECT
 
 SHEETS = (".yaml", ".yml")
-DRAWN = ("preset:", "synth:", "object:")
+NO_FILES = (*DRAWN, OBJECT)
 """Prefixes of traces that are not files."""
 LONGEST = 256
 """Length in characters from which a text is assumed not to name a file."""
@@ -37,8 +38,8 @@ def input_digests(scenario: Scenario) -> dict[str, str]:
     """Return the sha256 of each file by its name in the scenario, sorted. Leave out names for which there is no
     file."""
     found = {}
-    each = dict.fromkeys(named for one in _with_pools(scenario) for named in _named(one))
-    for name, path in each:
+    scenarios = [scenario, *(pool.scenario for pool in pool_scenarios(scenario) if scenario.pools)]
+    for name, path in dict.fromkeys(named for one in scenarios for named in _named(one)):
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         found.update({str(name / p.relative_to(path)): digest_of(p) for p in inside if p.is_file()})
     return dict(sorted(found.items()))
@@ -66,19 +67,15 @@ def _digest(path: Path, written_ns: int, size: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _with_pools(scenario: Scenario) -> list[Scenario]:
-    return [scenario, *(pool.scenario for pool in pool_scenarios(scenario) if scenario.pools)]
-
-
 def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
     """Yield (name, path) of each file or folder, whether or not it exists."""
     from servesim.traces.shape import parse
 
-    if not scenario.trace.startswith(DRAWN):
+    if not scenario.trace.startswith(NO_FILES):
         yield _same(scenario.trace)
     for text in scenario.shape:
         with suppress(UserError):  # invalid step: its cell reports the error
-            yield from (_same(value) for value in _texts(vars(parse(text))) if not value.startswith(DRAWN))
+            yield from (_same(value) for value in _texts(vars(parse(text))) if not value.startswith(NO_FILES))
     yield _model(split_changes(scenario.model)[0])
     sheet = split_changes(scenario.gpu)[0]
     if sheet.endswith(SHEETS):

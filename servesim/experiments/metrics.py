@@ -14,8 +14,9 @@ from typing import Any
 from servesim.contracts.feature import of_user
 from servesim.contracts.figures import Figure, Group
 from servesim.errors import UserError, suggest
-from servesim.experiments.run_metrics import Slice, per
+from servesim.experiments.run_metrics import Slice
 from servesim.metrics.custom import Function, is_custom, load_metric, value_of
+from servesim.metrics.requests import per
 from servesim.parsing import listed
 from servesim.run.shown import DERIVED, groups_of
 
@@ -89,11 +90,6 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _preemptions(summary: Summary) -> float | None:
-    arrived = summary["requests"]["arrived"]
-    return summary["engine"]["preemptions"] / arrived if arrived else None
-
-
 METRICS = {
     **dict(_metrics(groups_of())),
     DERIVED: Metric(
@@ -101,8 +97,8 @@ METRICS = {
         "",
         "lower",
         "difference",
-        lambda part: per(part.total("preemptions"), part.total("arrived")),
-        _preemptions,
+        lambda part: _number(per(part.total("preemptions"), part.total("arrived"))),
+        lambda summary: per(summary["engine"]["preemptions"], summary["requests"]["arrived"]),
     ),
 }
 DEFAULTS = (

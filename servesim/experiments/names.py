@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from servesim.contracts import REGISTRIES, build_params, kv_allocators
+from servesim.contracts import REGISTRIES, kv_allocators
 from servesim.cost import KernelTables
 from servesim.cost.build import IDEAL, ROOFLINE_ONLY
 from servesim.cost.host import HostTerms
@@ -73,9 +73,7 @@ def _policy(registry: Any) -> Check:
         policy = getattr(scenario, kind, None)  # a feature's kind may not be installed
         if policy is None or (kind == "speculation" and policy["name"] == "none"):
             return
-        name, values = policy["name"], {key: value for key, value in policy.items() if key != "name"}
-        cls, _ = registry.resolve(name)
-        params = build_params(f"{kind} {name}", cls.Params, values)
+        cls, params = registry.configured(policy)
         if kind == "acceptance":  # reads its file
             cls(params, scenario.seed)
 

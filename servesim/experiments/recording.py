@@ -118,14 +118,12 @@ def numbers(columns: dict[str, list[str]], name: str, path: Path) -> Floats:
 
 def settings_beside(path: Path, root: Path) -> dict[str, Any]:
     """Read `server_config.json` from the file's folder, or from the nearest folder above it up to `root`."""
-    folder = path.parent
-    while True:
-        config = folder / "server_config.json"
-        if config.is_file():
+    for folder in path.parents:
+        if (config := folder / "server_config.json").is_file():
             return read_json(config)
-        if folder == root or folder == folder.parent:
-            return {}
-        folder = folder.parent
+        if folder == root:
+            break
+    return {}
 
 
 def server_dtype(name: str | None) -> str:

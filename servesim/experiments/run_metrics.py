@@ -250,7 +250,7 @@ def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tup
     """Return the hourly cost ($) of the GPUs that were up in the window or in a part of the trace, NaN if its length is
     0."""
     measured = Slice.of(run, warmup, cooldown, part)
-    return per(measured.usd * 3600 * SECOND, measured.ns)
+    return measured.usd * 3600 * SECOND / measured.ns if measured.ns else float("nan")
 
 
 def _usd_of_replicas(run: Run, start: float, end: float) -> float:
@@ -281,8 +281,3 @@ def listed_usd_per_hour(scenario: Mapping[str, Any]) -> float:
     """Return the hourly price of all GPUs of a run's scenario, whether or not they were up."""
     gpus: float = scenario["tp"] * scenario["pp"] * scenario.get("dp", 1) * scenario["replicas"]
     return gpus * float(scenario["usd_per_gpu_hour"])
-
-
-def per(amount: float, of: float) -> float:
-    """Return a ratio, NaN if the denominator is 0."""
-    return float(amount / of) if of else float("nan")

@@ -29,7 +29,7 @@ from servesim.experiments.input_files import digest_of, input_digests
 from servesim.experiments.objects import TRACES, kept_trace
 from servesim.run.provenance import as_written
 from servesim.run.result import Result
-from servesim.run.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, TIMING, reading
+from servesim.run.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, TIMING, locked, reading, writable
 from servesim.run.scenario import Scenario
 from servesim.run.simulate import simulate
 from servesim.run.summary import versions
@@ -162,20 +162,13 @@ class Store:
     def open(self) -> Iterator[Store]:
         """Keep the directory locked against other processes until the context ends, and first remove the partial
         results of a killed run. If an experiment fails before a run has ended, the folders it created are removed."""
-        import fcntl
-
         self._refuse_foreign()
         made = [folder for folder in (self.cells, *self.cells.parents) if not folder.exists()]
-        try:
+        with writable(self.root):
             self.cells.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.cells, os.O_RDONLY)
-        except OSError as error:
-            raise UserError(f"--out {self.root}: cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise UserError(f"--out {self.root}: another experiment is writing to this directory") from None
+            lock = locked(self.cells)
+        if lock is None:
+            raise UserError(f"--out {self.root}: another experiment is writing to this directory")
         try:
             for left in (*self.cells.glob("*.partial"), *self.cells.glob("*.replaced")):
                 shutil.rmtree(left, ignore_errors=True)
@@ -186,7 +179,7 @@ class Store:
                     folder.rmdir()
             raise
         finally:
-            os.close(handle)
+            os.close(lock)
 
     def _refuse_foreign(self) -> None:
         """Raise UserError if the directory holds anything but an earlier experiment of this kind, which would be

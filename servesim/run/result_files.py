@@ -58,7 +58,7 @@ class ResultWriter:
         try:
             with writable(self.out):
                 self.partial.mkdir(parents=True)
-                self._lock = _locked(self.partial)
+                self._lock = locked(self.partial)
                 (self.partial / SUMMARY).touch()
         except UserError:
             self.discard()
@@ -180,7 +180,7 @@ class ResultWriter:
         self._open.clear()
 
 
-def _locked(folder: Path) -> int | None:
+def locked(folder: Path) -> int | None:
     """Lock a folder as long as this process holds it open; return None if another process has the lock, or locks are
     not supported."""
     import fcntl
@@ -207,7 +207,7 @@ def clear_up(out: Path) -> None:
                     if suffix != REPLACED:
                         left.unlink()
                     continue
-                if (handle := _locked(left)) is None:
+                if (handle := locked(left)) is None:
                     continue
                 if suffix == REPLACED and not out.exists():
                     left.rename(out)
