@@ -23,8 +23,8 @@ from servesim.experiments.recording import (
     server_dtype,
     settings_beside,
     stated_server,
+    tell_loop,
 )
-from servesim.experiments.recording_loops import tell_loop
 from servesim.experiments.recording_vllm_bench import BENCH, read_bench, with_lengths
 from servesim.plugins.trust import check_code
 from servesim.untrusted import json_value, parse_yaml, read_text

@@ -15,8 +15,7 @@ from servesim.engine.core import EngineCore
 from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.errors import UserError
-from servesim.experiments.recording import Floats, Ints, RecordedRun, Server
-from servesim.experiments.recording_loops import due_ns
+from servesim.experiments.recording import Floats, Ints, RecordedRun, Server, due_ns
 from servesim.hardware import Gpu, KvGroup, ModelSpec, kv_groups, memory_budget, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.requests import RequestColumns

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from servesim.errors import UserError
-from servesim.experiments.recording import RecordedRun, Server
+from servesim.experiments.recording import RecordedRun, Server, due_ns, tell_loop
 from servesim.experiments.recording_formats import read_folder
-from servesim.experiments.recording_loops import due_ns, tell_loop
 from servesim.experiments.recording_replay import _core, recorded_trace, replay
 from servesim.experiments.validate import compare
 from servesim.hardware import Gpu, ModelSpec
