@@ -25,12 +25,12 @@ SUITES = ("docs", "unit", "property", "torch", "live", "conformance", "validatio
 
 
 @pytest.fixture(autouse=True)
-def _no_metrics_of_features() -> Generator[None]:
-    """Leave no metric of a user's feature behind."""
+def _no_metrics_of_users() -> Generator[None]:
+    """Leave no metric of a user's feature or function behind."""
     yield
     known = sys.modules.get("servesim.experiments.metrics")
-    while known is not None and known._OF_FEATURES:
-        del known.METRICS[known._OF_FEATURES.popitem()[0]]
+    while known is not None and known._OWNERS:
+        del known.METRICS[known._OWNERS.popitem()[0]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,7 +15,7 @@ from servesim.contracts.feature import of_user
 from servesim.contracts.figures import Figure, Group
 from servesim.errors import UserError, suggest
 from servesim.experiments.run_metrics import Slice
-from servesim.metrics.custom import Function, is_custom, load_metric, value_of
+from servesim.metrics.custom import is_custom, load_metric, value_of
 from servesim.metrics.requests import per
 from servesim.parsing import listed
 from servesim.run.shown import DERIVED, groups_of
@@ -112,8 +112,9 @@ DEFAULTS = (
     "usd_per_million_tokens",
 )
 SLO_DEFAULTS = ("slo_attainment", "request_goodput")
-_OWN: dict[str, Function] = {}
-"""User-defined metrics by name. They are also in METRICS, as are those of the user's features once these are known."""
+_OWNERS: dict[str, str] = {}
+"""Features that provide metrics, by metric name; an empty string for a user-defined function. These metrics are also in
+METRICS, once they are known."""
 
 
 def know_features(names: Iterable[str]) -> None:
@@ -121,14 +122,9 @@ def know_features(names: Iterable[str]) -> None:
     exists."""
     for feature in of_user(names):
         for name, metric in _metrics(feature.groups()):
-            owner = _OF_FEATURES.get(name, "a function" if name in _OWN else "servesim")
-            if name in METRICS and owner != feature.name:
+            if name in METRICS and _OWNERS.get(name) != feature.name:
                 raise UserError(f"feature {feature.name}: figure {name}: a metric of this name already exists")
-            METRICS[name], _OF_FEATURES[name] = metric, feature.name
-
-
-_OF_FEATURES: dict[str, str] = {}
-"""Features that provide metrics, by metric name."""
+            METRICS[name], _OWNERS[name] = metric, feature.name
 
 
 def metric_label(name: str) -> str:
@@ -158,7 +154,7 @@ def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any], featur
 def _known(metric: Any) -> str:
     """Add a user-defined metric to METRICS and return its name. Raise UserError if the name is taken."""
     name, function = load_metric(metric)
-    if name in METRICS and name not in _OWN:
+    if name in METRICS and _OWNERS.get(name) != "":
         raise UserError(f"metric {name}: a built-in metric has this name. Rename the function.")
     better = getattr(function, "better", "lower")
     if better not in ("lower", "higher"):
@@ -172,7 +168,7 @@ def _known(metric: Any) -> str:
         return value
 
     METRICS[name] = Metric(name, str(getattr(function, "unit", "")), better, "difference", part, whole)
-    _OWN[name] = function
+    _OWNERS[name] = ""
     return name
 
 

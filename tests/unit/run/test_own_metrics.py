@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 import servesim
 from servesim.errors import UserError
-from servesim.experiments import metrics
 from servesim.experiments.metrics import METRICS, metrics_of
 
 RUN: dict[str, Any] = {
@@ -47,14 +45,6 @@ def sideways(requests, summary):
 
 sideways.better = "left"
 """
-
-
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    """Leave no metric behind."""
-    yield
-    for name in list(metrics._OWN):
-        del metrics._OWN[name], METRICS[name]
 
 
 @pytest.fixture
