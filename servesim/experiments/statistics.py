@@ -197,18 +197,16 @@ def block_length(series: Floats) -> int:
     return int(np.clip(np.ceil(length), 1, max(1, n // 5)))
 
 
-def replicates_needed(
-    d: Floats, margin: float, family: int = 1, level: float = LEVEL, effect: float | None = None
-) -> int | None:
+def replicates_needed(d: Floats, margin: float, family: int = 1, level: float = LEVEL) -> int | None:
     """Return the total number of replicates with which a difference like the observed one would be distinguished from 0
     or shown to lie within the margin, whichever takes fewer, with probability `POWER`. Return None if that takes more
     than 100,000.
 
     The observed spread is used, which is a rough guess if there are few replicates. `family` is the number of
-    comparisons that Holm adjusts for. `effect` is a difference to detect instead of the observed one.
+    comparisons that Holm adjusts for.
     """
     spread = float(d.std(ddof=1))
-    effect = abs(float(d.mean()) if effect is None else effect)
+    effect = abs(float(d.mean()))
     gap = max(effect, margin - effect)
     if gap <= 0:
         return None
