@@ -24,7 +24,7 @@ from servesim.experiments.recording_replay import recorded_trace
 from servesim.experiments.run_metrics import Run, measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.sameness import described, warnings_of
-from servesim.experiments.variants import shared_settings, synchronous_ones
+from servesim.experiments.variants import shared_settings
 from servesim.experiments.verdicts import Settings, judge, off_the_measured
 from servesim.metrics.requests import MS
 from servesim.parsing import listed
@@ -126,7 +126,7 @@ def measured_document(
         "workload": shared_settings([v.settings for v in variants]),
         "variants": entries,
         "equal": [],
-        "warnings": [*map(str, warnings_of(entries, synchronous_ones(entries)))],
+        "warnings": [*map(str, warnings_of(entries))],
         "missed": [],  # the measured server was as good as it was
         "rows": off_the_measured(judge(entries, values, metrics, settings, runs)),
         "values": values,

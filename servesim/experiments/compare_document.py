@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from servesim.contracts.warn import Warn, split_notes
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
-from servesim.experiments.compare_error import First, model_errors
+from servesim.experiments.compare_error import model_errors
 from servesim.experiments.compare_error import words as error_words
 from servesim.experiments.drill import divergence_text, drill_down
 from servesim.experiments.goals import goals_of
@@ -20,15 +20,13 @@ from servesim.experiments.metrics import METRICS, Metric, metric_label
 from servesim.experiments.named import failures, several
 from servesim.experiments.outcome import ATTAINMENT, busy_notes, shares_of
 from servesim.experiments.replicates import Replicates
-from servesim.experiments.run_metrics import NONE_ARRIVES, Run, measure, steady_rows, usd_per_hour
+from servesim.experiments.run_metrics import NONE_ARRIVES, measure, steady_rows, usd_per_hour
 from servesim.experiments.run_warnings import run_warnings
 from servesim.experiments.runner import Runner
 from servesim.experiments.sameness import Equal, described, equal_ones, equal_text, warnings_of
 from servesim.experiments.store import Cell
-from servesim.experiments.variants import shared_settings, synchronous_ones
+from servesim.experiments.variants import shared_settings
 from servesim.experiments.verdicts import AT_THE_RATE, TOO, Settings, is_unstable, judge, ranking, sentence, set_by_rate
-from servesim.run.error_bars import intervals as error_bars
-from servesim.run.error_bars import side_of
 from servesim.run.scenario import Scenario
 
 SCHEMA = "servesim.comparison/1"
@@ -68,20 +66,18 @@ class Values(NamedTuple):
         busy: list[str] = []
         values = np.full((len(cells), len(metrics)), np.nan)
         unstable, whole, ends = 0, {}, (settings.warmup, settings.cooldown)
-        loaded: dict[str, Run] = {}  # windows are parts of one run
         hourly: list[float] = []
         goals, shares = goals_of(Scenario.of(v.settings), ATTAINMENT), []
         for j, cell in enumerate(cells):
             if cell.address not in runner.errors:
-                if cell.address not in loaded:
-                    loaded = {cell.address: runner.load(cell)}
-                    rows = steady_rows(loaded[cell.address], *ends)
+                if j == 0 or cell.address != cells[j - 1].address:  # windows are parts of one run
+                    run = runner.load(cell)
+                    rows = steady_rows(run, *ends)
                     if not len(rows):
                         runner.errors[cell.address] = NONE_ARRIVES
                         continue
-                    hourly.append(usd_per_hour(loaded[cell.address], *ends))
-                    shares.append(shares_of(loaded[cell.address], goals, rows))
-                run = loaded[cell.address]
+                    hourly.append(usd_per_hour(run, *ends))
+                    shares.append(shares_of(run, goals, rows))
                 unstable += run.unstable
                 found = measure(run, metrics, *ends, part=repeats.rows(j) if len(repeats) > 1 else None)
                 values[j] = [found[m.name] for m in metrics]
@@ -121,45 +117,30 @@ def judged_document(
             row |= {"window_mean": row["value"], "value": _finite(whole[row["variant"]].get(row["metric"]))}
             row["baseline_value"] = _finite(whole[base].get(row["metric"]))
             row["more_replicates"] = None  # a recorded trace cannot provide more
-    errors_by_model = _errors(runner, firsts, rows, settings, intervals)
+    errors = dict[str, Any](model_error=[], error_runs=None, baseline_bars=None)
+    if intervals:
+        errors = model_errors(runner, firsts, rows, (settings.warmup, settings.cooldown))
     return {
         "workload": shared_settings([v.settings for v in variants]),
         "variants": entries,
         "equal": equal,
         "missed": missed_text({one.variant.label: one.miss for one in found if one.entry["error"] is None}),
         "rows": rows,
-        **errors_by_model,
+        **errors,
         "values": values,
         "drill_down": _drill_downs(runner, found),
         **split_notes(
             [
-                *warnings_of(entries, synchronous_ones(entries)),
+                *warnings_of(entries),
                 *run_warnings(runner, firsts, lengths=True),
                 *_notes(entries, repeats),
                 *(note for each in found for note in each.busy),
                 *map(equal_text, equal),
                 *([AS_CHEAP] if any(row["verdict"] == AT_THE_RATE for row in rows) else []),
-                *error_words(errors_by_model["model_error"]),
+                *error_words(errors["model_error"]),
             ]
         ),
     }
-
-
-def _errors(
-    runner: Runner,
-    firsts: Mapping[str, Cell | None],
-    rows: Sequence[Mapping[str, Any]],
-    settings: Settings,
-    intervals: bool,
-) -> dict[str, Any]:
-    """Return the part of each change that may be the model's error, and the number of extra runs this took."""
-    if not intervals:
-        return {"model_error": [], "error_runs": None, "baseline_bars": None}
-    summaries = [None if cell is None else runner.load(cell).summary for cell in firsts.values()]
-    known = [First(label, cell, side_of(s)) for (label, cell), s in zip(firsts.items(), summaries, strict=True)]
-    errors, runs = model_errors(runner, known, rows, (settings.warmup, settings.cooldown))
-    own = None if summaries[0] is None else error_bars(summaries[0])
-    return {"model_error": errors, "error_runs": runs, "baseline_bars": own}
 
 
 def _finite(value: float | None) -> float | None:

@@ -23,6 +23,7 @@ from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, shipped
 from servesim.intervals.pairs import WORDS, Spread
 from servesim.metrics.words import number
+from servesim.run.error_bars import intervals, side_of
 from servesim.run.scenario import Scenario
 from servesim.run.stretched import PAIRED, SAYS, Stretch, latency_of, ratio_spread, unscaled
 from servesim.run.trace_source import open_scenario
@@ -37,16 +38,6 @@ def scaled(metric: str) -> bool:
     return metric not in MEANS and METRICS[metric].becomes != ""
 
 
-class First(NamedTuple):
-    """First run of a variant."""
-
-    label: str
-    cell: Cell | None
-    """Cell of the run, or None if it failed."""
-    side: Case | str
-    """Case of the variant, or the reason that it is not comparable to any measured server."""
-
-
 class Ends(NamedTuple):
     """Variant, and the runs simulated in its place for both ends of the error interval."""
 
@@ -58,14 +49,16 @@ class Ends(NamedTuple):
 
 
 def model_errors(
-    runner: Runner, firsts: Sequence[First], rows: Sequence[Row], steady: tuple[float, float]
-) -> tuple[list[dict[str, Any]], int]:
-    """Return the possible model error of each change (`model_error` of servesim.experiments.compare), and the number of
-    extra runs this took. `firsts` begins with the baseline's first run. `steady` holds the shares of arrivals left out
-    at both ends."""
+    runner: Runner, firsts: Mapping[str, Cell | None], rows: Sequence[Row], steady: tuple[float, float]
+) -> dict[str, Any]:
+    """Return `model_error`, `error_runs` and `baseline_bars` of the document (servesim.experiments.compare). `firsts`
+    holds the first run of each variant by label, or None if it failed, beginning with the baseline's. `steady` holds
+    the shares of arrivals left out at both ends."""
+    summaries = {label: None if cell is None else runner.load(cell).summary for label, cell in firsts.items()}
     base, *others = firsts
-    spreads = {one.label: spreads_of(one.side, base.side) for one in others}
-    asked = {one.label: _ends(runner, one.cell, spreads[one.label]) for one in others}
+    sides = {label: side_of(summary) for label, summary in summaries.items()}
+    spreads = {label: spreads_of(sides[label], sides[base]) for label in others}
+    asked = {label: _ends(runner, firsts[label], spreads[label]) for label in others}
     known = [(label, ends) for label, ends in asked.items() if isinstance(ends, Ends)]
     names = {cell.address: f"{label}, {by.words}" for label, ends in known for by, cell in ends.runs}
     runner.run([cell for _, ends in known for _, cell in ends.runs], names)
@@ -77,7 +70,12 @@ def model_errors(
             found += [_entry(row, None, None, f"none: {ends}") for row in mine]
         elif mine:
             found += _changes(runner, ends, mine, steady)
-    return found, len(names)
+    own = summaries[base]
+    return {
+        "model_error": found,
+        "error_runs": len(names),
+        "baseline_bars": None if own is None else intervals(own),
+    }
 
 
 def spreads_of(side: Case | str, base: Case | str) -> dict[str, Spread] | str:

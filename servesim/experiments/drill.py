@@ -45,7 +45,8 @@ def _steps(folder: Path) -> pd.DataFrame:
 
     names = ["replica", "step", "k", "planned_ns", "start_ns", "end_ns", "elapsed_ns", *DECISION]
     with reading(folder / STEPS):
-        return pq.read_table(folder / STEPS, columns=names).to_pandas()
+        steps: pd.DataFrame = pq.read_table(folder / STEPS, columns=names).to_pandas()
+        return steps
 
 
 def _parts(run: Run) -> dict[str, Array]:

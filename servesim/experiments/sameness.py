@@ -107,9 +107,10 @@ BUDGETS = ("max_num_batched_tokens", "chunk_size", "prefill_size", "max_prefill_
 """Names, or name suffixes, of schedulers' token budgets."""
 
 
-def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> list[Warn]:
-    """Return warnings about unrequested differences between variants: in token budgets, and in the planning of steps
-    (`late` holds the labels of variants whose steps are planned synchronously)."""
+def warnings_of(described: Sequence[Mapping[str, Any]]) -> list[Warn]:
+    """Return warnings about unrequested differences between variants: in token budgets, and in the planning of steps.
+    Variants that plan a step only after the previous one has ended pay for planning in every step, however good their
+    policy is."""
     axes = [f"{key}={value}" for v in described for key, value in v["axes"].items()]
     found = []
     budgets = {v["label"]: v["max_num_batched_tokens"] for v in described if v["max_num_batched_tokens"] is not None}
@@ -121,7 +122,9 @@ def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> 
                 "budget. Set --scheduler.max-num-batched-tokens to the same value for all variants."
             )
         )
-    if late and not any("async_scheduling" in axis for axis in axes):
+    late = [v["label"] for v in described if v["asynchronous"] is False]
+    ahead = any(v["asynchronous"] for v in described)
+    if late and ahead and not any("async_scheduling" in axis for axis in axes):
         found.append(
             Warn(
                 f"{several(late, ', ')} {'schedules' if len(late) == 1 else 'schedule'} synchronously while the others "

@@ -86,13 +86,6 @@ def usd_of_gpus(scenario: Scenario, gpus: int) -> float:
     return gpus * gpu_hour_price(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour, gpus)
 
 
-def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the labels of the variants that plan a step only after the previous one has ended, if other variants plan
-    ahead. Such variants pay for planning in every step, however good their policy is."""
-    labels = [v["label"] for v in described if v["asynchronous"] is False]
-    return labels if any(v["asynchronous"] for v in described) else []
-
-
 def same_workload(variants: Sequence[Variant]) -> None:
     if len(variants) < 2:
         raise UserError(

@@ -62,10 +62,8 @@ def judge(
     """Return a row for each metric and variant. `values` has shape (variants, replicates, metrics), the baseline first.
     If there is only one replicate, `runs` holds the run of each variant (None if it failed), which is cut into
     `PARTS`."""
-    rows = []
-    for m, metric in enumerate(metrics):
-        rows += _metric_rows(variants, values[:, :, m], metric, settings, runs)
-    return rows
+    each = (_metric_rows(variants, values[:, :, m], metric, settings, runs) for m, metric in enumerate(metrics))
+    return [row for rows in each for row in rows]
 
 
 def is_unstable(variant: Mapping[str, Any]) -> bool:

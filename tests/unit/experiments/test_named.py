@@ -72,7 +72,10 @@ NOTES = {
     "misses": lambda: goals_missed.missed_text({label: goals_missed.Miss("99 % within", 0.5) for label in MANY}),
     "equal runs": lambda: [sameness.equal_text({"labels": MANY, "why": None})],
     "budgets": lambda: sameness.warnings_of(
-        [{"label": label, "axes": {}, "max_num_batched_tokens": i} for i, label in enumerate(MANY)], MANY
+        [
+            {"label": label, "axes": {}, "max_num_batched_tokens": i, "asynchronous": i == 0}
+            for i, label in enumerate(MANY)
+        ]
     ),
     "fronts": lambda: front_error.front_sentences(
         {"says": "propagated", "front": [

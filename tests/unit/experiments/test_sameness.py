@@ -72,7 +72,7 @@ def test_budgets_and_planning_that_differ_are_the_first_warnings_of_a_comparison
 
 
 def variant(label: str, budget: int | None, **axes: str) -> dict[str, Any]:
-    return {"label": label, "axes": axes, "max_num_batched_tokens": budget}
+    return {"label": label, "axes": axes, "max_num_batched_tokens": budget, "asynchronous": True}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def variant(label: str, budget: int | None, **axes: str) -> dict[str, Any]:
     ],
 )
 def test_a_budget_is_warned_of_where_nobody_asked_for_it(budgets: Any, axes: dict[str, str], warned: bool) -> None:
-    found = warnings_of([variant("a", budgets[0], **axes), variant("b", budgets[1], **axes)], [])
+    found = warnings_of([variant("a", budgets[0], **axes), variant("b", budgets[1], **axes)])
     assert bool(found) is warned
 
 
