@@ -16,7 +16,7 @@ from servesim.contracts.request import State
 from servesim.contracts.section import policy_settings
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, product
-from servesim.experiments.metrics import METRICS, Metric
+from servesim.experiments.metrics import DEFAULTS, METRICS, Metric
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_formats import is_recording_name, read_folder
@@ -29,7 +29,6 @@ from servesim.experiments.verdicts import Settings, judge, off_the_measured
 from servesim.metrics.requests import MS
 from servesim.parsing import listed
 
-DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
 LABEL = "measured"
 REPLAYED = ("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks", "stream")
 """Scenario settings that define what is replayed."""

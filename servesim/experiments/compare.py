@@ -154,7 +154,9 @@ def compare(
     shared = shared_settings([v.settings for v in variants])
     with open_runner(out, COMPARISON, executor, jobs, on_progress, objects, shared, overwrite) as runner:
         if recording is not None:
-            document = _with_measured(runner, recording, variants, metrics, settings)
+            wanted = _with_goal(measured_metrics(recording, metrics), settings.rank_by)
+            judged = measured_document(runner, recording, variants, wanted, settings)
+            document = whole_document(judged, Replicates("blocks", ({},)), wanted, settings)
         else:
             same_workload(variants)
             known = Scenario.of(variants[0].settings)
@@ -213,19 +215,6 @@ def _measured(
     recording = read_recording(recordings[0])
     given, lists = load_grid(scenarios[0] if scenarios else None, axes)
     return recording, measured_variants(recording, objects, given, lists)
-
-
-def _with_measured(
-    runner: Runner,
-    recording: RecordedRun,
-    variants: Sequence[Variant],
-    metrics: Sequence[Any] | str | None,
-    settings: Settings,
-) -> dict[str, Any]:
-    """Compare policies against one measured run."""
-    wanted = _with_goal(measured_metrics(recording, metrics), settings.rank_by)
-    judged = measured_document(runner, recording, variants, wanted, settings)
-    return whole_document(judged, Replicates("blocks", ({},)), wanted, settings)
 
 
 def _with_goal(metrics: list[Metric], goal: str) -> list[Metric]:

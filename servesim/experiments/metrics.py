@@ -159,15 +159,14 @@ def _known(metric: Any) -> str:
     better = getattr(function, "better", "lower")
     if better not in ("lower", "higher"):
         raise UserError(f'metric {name}: better is {better!r} but must be "lower" or "higher"')
-
-    def part(measured: Slice) -> float:
-        return value_of(name, function, measured.table(), measured.run.summary)
-
-    def whole(summary: Summary) -> float | None:
-        value: float | None = summary.get("custom_metrics", {}).get(name)
-        return value
-
-    METRICS[name] = Metric(name, str(getattr(function, "unit", "")), better, "difference", part, whole)
+    METRICS[name] = Metric(
+        name,
+        str(getattr(function, "unit", "")),
+        better,
+        "difference",
+        lambda part: value_of(name, function, part.table(), part.run.summary),
+        lambda summary: summary.get("custom_metrics", {}).get(name),
+    )
     _OWNERS[name] = ""
     return name
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from servesim.contracts.request import State
 from servesim.errors import UserError
 from servesim.metrics.classes import class_limits
+from servesim.metrics.distribution import describe
 from servesim.metrics.measured import Good
-from servesim.metrics.requests import MS, SECOND
+from servesim.metrics.requests import MS, SECOND, Stats
 from servesim.run.prices import paid, reserved_of
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
@@ -146,9 +147,10 @@ class Slice:
         gaps = (count - 1) * inside / np.maximum(last - first, 1)  # tokens are assumed to be evenly spaced
         return float((gaps + self.holds(first)).sum())
 
-    def latency_ms(self, name: str) -> Statistics:
-        """Return the statistics of a latency, computed on demand."""
-        return Statistics(self.run.latency_ms(name)[self.rows])
+    def latency_ms(self, name: str) -> Stats:
+        """Return the statistics of a latency, or None if there are no values."""
+        values = self.run.latency_ms(name)[self.rows]
+        return describe(values[~np.isnan(values)])
 
     @property
     def good(self) -> Good:
@@ -182,19 +184,6 @@ class Slice:
         if self.run.classes is not None:
             frame["class"] = list(self.run.classes)
         return frame.iloc[self.rows]
-
-
-class Statistics(NamedTuple):
-    """Statistics of values, NaN if there are none."""
-
-    values: NDArray[np.float64]
-
-    def get(self, name: str) -> float:
-        """Return the mean or a percentile (`p99`)."""
-        values = self.values[~np.isnan(self.values)]
-        if not len(values):
-            return float("nan")
-        return float(values.mean() if name == "mean" else np.percentile(values, float(name[1:])))
 
 
 COLUMNS = {
