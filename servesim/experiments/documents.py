@@ -23,30 +23,25 @@ def answered(
     name: str,
     columns: Mapping[str, list[Any]],
 ) -> pd.DataFrame:
-    """Write a document and its table below `out`, if given. Return the rows as a DataFrame, with the document and the
-    folder in its attributes."""
+    """Write the table and then the document, whose presence shows that both are complete, below `out`, if given. Return
+    the rows as a DataFrame, with the document and the folder in its attributes."""
     import pandas as pd
 
     if out is not None:
-        _write(Path(out), name, document, columns)
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        folder, table = Path(out), pa.table({key: plain(values) for key, values in columns.items()})
+        with writable(folder):
+            scratch = folder / f".{table_of(name)}.{os.getpid()}"
+            pq.write_table(table, scratch, compression="zstd")
+            scratch.replace(folder / table_of(name))
+            scratch = folder / f".{name}.{os.getpid()}"
+            scratch.write_text(to_json(plain(document)), encoding="utf-8")
+            scratch.replace(folder / name)
     frame = pd.DataFrame(rows)
     frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
     return frame
-
-
-def _write(out: Path, name: str, document: Mapping[str, Any], columns: Mapping[str, list[Any]]) -> None:
-    """Write the table first, then the document, whose presence shows that both are complete."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    cleaned = {key: plain(values) for key, values in columns.items()}
-    with writable(out):
-        scratch = out / f".{table_of(name)}.{os.getpid()}"
-        pq.write_table(pa.table(cleaned), scratch, compression="zstd")
-        scratch.replace(out / table_of(name))
-        scratch = out / f".{name}.{os.getpid()}"
-        scratch.write_text(to_json(plain(document)), encoding="utf-8")
-        scratch.replace(out / name)
 
 
 def plain(value: Any) -> Any:

@@ -3,19 +3,25 @@
 Every executor takes cells and a store. As each cell ends, it calls `on_done(cell, error)` in the caller's thread;
 `error` is None or a one-line description. If a worker dies, its cell is retried once and fails for good if that kills a
 worker, too.
+
+Run as a module, this is a worker process: it reads cells as lines of JSON and writes the outcome of each as another
+such line. It ends immediately, even in the middle of a cell, when the process that feeds it is gone.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
@@ -43,7 +49,7 @@ def executor(name: str = "local", jobs: int | None = None) -> Executor:
 
 
 class Processes:
-    """Worker processes on this machine, each a `python -m servesim.experiments.worker`. With a single job, none are
+    """Worker processes on this machine, each a `python -m servesim.experiments.executors`. With a single job, none are
     used."""
 
     def __init__(self, jobs: int) -> None:
@@ -98,7 +104,7 @@ class Processes:
 
 
 def _started() -> Process:
-    command = [sys.executable, "-m", "servesim.experiments.worker"]
+    command = [sys.executable, "-m", "servesim.experiments.executors"]
     # A worker process inherits this mask, so only this process handles interrupts, even during the worker's imports.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -111,3 +117,24 @@ def _end(process: Process) -> None:
     process.kill()
     with suppress(BrokenPipeError), process:  # closes the pipes and waits
         pass
+
+
+def work() -> None:
+    """Compute cells from standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # keep a policy's prints out of answers
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    while True:
+        address, settings, folder = json.loads(lines.get())
+        answers.write(json.dumps({"error": compute(Cell(address, settings), Path(folder))}) + "\n")
+
+
+def _read(lines: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    work()

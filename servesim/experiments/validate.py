@@ -4,7 +4,7 @@ repeated runs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Comparison:
     hit_rate: float | None = None
     """Share of prompt tokens found in the simulated prefix cache, with host terms. None if not replayed, or if the
     server has no such cache."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready mapping, with errors as signed fractions and per_request as the mean absolute error."""

@@ -187,9 +187,7 @@ def _oracle(
 ) -> float | None:
     """Return the best oracle's value, or None without one."""
     known = [c for v, c, u in zip(variants, centres, unstable, strict=True) if v["oracle"] and not u and c == c]
-    if not known:
-        return None
-    return min(known) if metric.better == "lower" else max(known)
+    return (min if metric.better == "lower" else max)(known, default=None)
 
 
 def _value(centre: float, ratio: bool) -> float | None:
