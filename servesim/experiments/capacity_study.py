@@ -18,7 +18,7 @@ from servesim.experiments.capacity_scaled import at_load, scaled_labels
 from servesim.experiments.goals import Goal
 from servesim.experiments.idle import Alone, trace_of
 from servesim.experiments.limit_search import START, LimitSearch, RateSearch
-from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
+from servesim.experiments.outcome import Judged, Measuring, Outcome, growing, judge
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.replicates import WORKLOAD, Replicates
 from servesim.experiments.run_metrics import NONE_ARRIVES, Run
@@ -142,8 +142,11 @@ class Study:
 
     def _in_vain(self, label: str, n: float) -> bool:
         """Return whether further doubling is futile: the last one improved no share, and servers were idle most of the
-        time or the replicas belong to an autoscaler."""
+        time or the replicas belong to an autoscaler. Not where a queue grows, which more replicas end at some number
+        before any share of a run improves."""
         if n % 2 or (label, n // 2) not in self.judged or self.judged[label, n].carried:
+            return False
+        if growing(self.outcomes[label, n]):
             return False
         before, after = self.judged[label, n // 2], self.judged[label, n]
         steps = [1 / o.requests for o in self.outcomes[label, n]]

@@ -161,6 +161,15 @@ def test_capacity_answers_fixed_or_scaled_in_a_sentence() -> None:
 
 
 @pytest.mark.feature("scaling")
+def test_a_queue_that_grows_with_two_replicas_of_an_autoscaler_gets_more() -> None:
+    """One at a time, a replica serves about 28 a second. All shares are 1, and the queue of 1 and of 2 grows."""
+    asked = {"trace": "synth:prompt=300,output=30", "model": "llama-3.2-1b", "gpu": "h200", "rate": 150}
+    flags = {"scheduler": "vllm:max_num_seqs=1", "requests": 400, "slo": "tpot:p99<20ms", "max_replicas": 32}
+    frame = capacity(**asked, **flags, scaler="keda:target=1,min=1", replicates=1, jobs=1, intervals=False)
+    assert 5 <= frame.attrs["document"]["rows"][0]["replicas"] <= 8
+
+
+@pytest.mark.feature("scaling")
 def test_the_most_of_an_autoscaler_is_sought_and_not_given() -> None:
     with pytest.raises(UserError, match="the autoscaler's max cannot be combined with --rate"):
         capacity(**CALM, scaler="hpa:max=3", rate=2)
