@@ -20,9 +20,9 @@ NEAR = 1.2
 """Ratio to the best price up to which a structure is improved flag by flag."""
 ROUNDS = 12
 """Maximum number of loads tried to measure one deployment."""
-NEXT_TO_NOTHING = 0.01
-"""Share of the most that a deployment can carry by the cost model. If not even that is carried, it misses the SLO at
-any load."""
+NEXT_TO_NOTHING = 0.001
+"""Share of the most that a deployment can carry by the cost model. If not even that is carried, neither is what
+`ROUNDS` loads lead to, from half of the most: a 1,360th of it."""
 
 
 @dataclass(frozen=True)

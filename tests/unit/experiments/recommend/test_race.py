@@ -83,9 +83,9 @@ def test_a_challenger_that_loses_runs_once() -> None:
 
 
 def test_once_a_batch_carries_nothing_a_deployment_that_carries_next_to_nothing_runs_once() -> None:
-    """The first two are measured at several rates each. Of the next two, one carries 1 % of its bound of 100
-    requests/s and is measured, and one does not."""
-    race = race_of({"a": 1e-9, "b": 1e-9, "c": 20.0, "d": 0.9})
+    """The first two are measured at several rates each. Of the next two, one carries a thousandth of its
+    bound of 100 requests/s and is measured, and one does not."""
+    race = race_of({"a": 1e-9, "b": 1e-9, "c": 20.0, "d": 0.09})
     kept = screen(race, [entrant(name, 1 / (103 - i)) for i, name in enumerate("abcd")], 2)
     assert [e.variant.label for e in kept] == ["c"]
     runs = [label for label, _ in race.study.judged]
