@@ -46,6 +46,8 @@ class Feature:
     feature that does not declare this leaves all records unchanged (`servesim policies check`)."""
     searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Values that `servesim recommend` tries, by key of the scenario; the first one is the default."""
+    alone: ClassVar[Mapping[str, Any]] = {}
+    """Settings, by key of the scenario, of a run that has the feature and serves each request alone, on one replica."""
     serves: ClassVar[tuple[str, ...]] = ()
     """Kinds of policies that only runs with the feature have, such as `scaler`."""
 

@@ -11,12 +11,13 @@ import numpy as np
 from servesim.contracts import schedulers
 from servesim.contracts.section import Settings
 from servesim.errors import UserError
+from servesim.experiments.axes import product
 from servesim.experiments.goals import Goal
 from servesim.experiments.objects import Objects
 from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.run_metrics import Run
 from servesim.metrics.requests import MS
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, features_of
 from servesim.run.sections import ClientSettings
 from servesim.run.trace_source import open_scenario
 from servesim.workload.trace import Ints, Trace
@@ -84,9 +85,11 @@ class Alone:
     def settings(self, settings: Mapping[str, Any], objects: Objects) -> Settings:
         """Return the settings of the run that sends the requests."""
         served = {key: value for key, value in settings.items() if key not in WORKLOAD}
-        fixed: Settings = {"scaler": None, "start": {}} if settings.get("scaler") is not None else {}
         kept = {"acceptance": settings["acceptance"]} if settings.get("acceptance") is not None else {}
-        return {**served, **kept, **fixed, "replicas": 1, "trace": objects.add(self.trace)}
+        one = {**served, **kept, "replicas": 1, "trace": objects.add(self.trace)}
+        scenario = Scenario.of(one)
+        alone = {key: [value] for f in features_of(scenario) if f.is_on(scenario) for key, value in f.alone.items()}
+        return product(one, alone)[0].settings
 
     def measured(self, run: Run, goals: Sequence[Goal]) -> Run | None:
         """Return the run as if it had all requests of the trace. Return None if the longest requests exceed a TPOT

@@ -22,6 +22,7 @@ from servesim.contracts.section import Settings
 from servesim.cost.support import ENGINES, PARTLY, formats, support
 from servesim.errors import PolicyError, UserError
 from servesim.experiments.axes import Variant, axis_values, label_of, product
+from servesim.experiments.capacity_scaled import at_load
 from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.smallest_tp import set_up_alone
 from servesim.hardware import Gpu, ModelSpec, gpu_names
@@ -114,7 +115,8 @@ class Space:
         given = {key: [value] for key, value in point.items() if value is not None}
         if point.get("pd") is not None:
             given.pop("tp", None)
-        return product(self.base, given)[0].settings
+        settings = product(self.base, given)[0].settings
+        return {**settings, **at_load(settings, "replicas", point["replicas"])} if point.get("replicas") else settings
 
     def variant(self, point: Point, changes: Mapping[str, Any] | None = None) -> Variant:
         """Return a deployment, with further settings such as the length of its runs."""

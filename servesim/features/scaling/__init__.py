@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -39,6 +39,7 @@ class ScalingFeature(Feature):
 
     rank, section, Settings = 40, "", ScalingSettings
     acts, serves = True, ("scaler",)
+    alone: ClassVar[Mapping[str, Any]] = {"scaler": None, "start": {}}
     of_pool = ("scaler", "start")
 
     def is_on(self, scenario: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -34,6 +35,7 @@ class ViewLagFeature(Feature):
 
     rank, section, Settings = 20, "cluster", ViewSettings
     acts = True
+    alone: ClassVar[Mapping[str, Any]] = {"cluster.report_every_s": 0}
 
     def is_on(self, scenario: Any) -> bool:
         return every_s(scenario) > 0

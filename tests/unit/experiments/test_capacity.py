@@ -223,6 +223,17 @@ def run_of(result: servesim.Result) -> Run:
     return Run(result.summary, columns)
 
 
+@pytest.mark.feature("view_lag")
+def test_a_server_that_serves_each_request_alone_reports_to_no_router() -> None:
+    """Requests are hours apart, and llm-d's router would poll 20 times a second."""
+    settings = {**SERVED, "router": "llm-d", "trace": "synth:rate=1,prompt=300,output=30", "requests": 10}
+    trace = open_scenario(Scenario.of(settings))
+    alone = Alone.reduced(trace, goals_of(Scenario.of(settings), 0.99), settings)
+    served = {key: value for key, value in alone.settings(settings, Objects()).items() if key != "trace"}
+    assert "router_view" in servesim.simulate(settings).summary
+    assert "router_view" not in servesim.simulate(served, trace=alone.trace).summary
+
+
 def test_no_number_of_replicas_beats_an_idle_server() -> None:
     best = capacity(**MIXED | {"slo": "ttft:60"}, rate=20, replicates=2, warmup=0, cooldown=0).iloc[0]
     assert best["verdict"] == "never"

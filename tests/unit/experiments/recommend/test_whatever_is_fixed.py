@@ -54,10 +54,10 @@ def test_a_deployment_is_found_whatever_is_fixed_and_it_was_searched_for(
 def test_an_autoscaler_is_searched_with_more_replicas_than_its_maximum_if_none_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A replica serves one request at a time here, about 15 a second, and KEDA's own maximum is 8 replicas."""
+    """A replica serves one request at a time here, about 28 a second, and KEDA's own maximum is 8 replicas."""
     monkeypatch.setattr("servesim.experiments.recommend.question.FEWEST", 200)
     asked = {**ONE, "scheduler.max_num_seqs": 1, "scheduler.max_num_batched_tokens": [2048, 8192], "max_replicas": 32}
-    document = servesim.recommend(scaler="keda:target=1,min=1", rate=150, **asked).attrs["document"]
+    document = servesim.recommend(scaler="keda:target=1,min=1", rate=300, **asked).attrs["document"]
     assert document["recommendation"] is not None, document["answer"]
     assert document["recommendation"]["search"]["improved"] >= 1
     assert document["rows"][0]["replicas"] > 8
