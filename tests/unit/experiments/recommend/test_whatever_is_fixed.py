@@ -1,4 +1,4 @@
-"""`servesim recommend` with whatever a user may fix: each feature, each way to draft, clients that wait for answers."""
+"""`servesim recommend` with whatever a user may fix: each feature, and drafts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ FIXED = {name: given for name, given in SETTINGS.items() if name in FEATURES}
 FIXED |= {name: {"speculation": name} for name in ("eagle", "ngram")}
 if "scaling" in FIXED:  # whose maximum is searched
     FIXED["scaling"] = {"scaler": "keda:target=2,min=1"}
+QUICK = ("eagle", "scaling")
 RATES = {"rate": {"rate": 5}, "no rate": {}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FIXED]
+)
 def test_a_deployment_is_found_whatever_is_fixed_and_it_was_searched_for(
     name: str, rate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
