@@ -79,7 +79,7 @@ class Values(NamedTuple):
                     hourly.append(usd_per_hour(run, *ends))
                     shares.append(shares_of(run, goals, rows))
                 unstable += run.unstable
-                found = measure(run, metrics, *ends, part=repeats.rows(j) if len(repeats) > 1 else None)
+                found = measure(run, metrics, *ends, part=repeats.rows(j))
                 values[j] = [found[m.name] for m in metrics]
                 if repeats.kind == "windows" and j == 0:
                     whole = measure(run, metrics, *ends)

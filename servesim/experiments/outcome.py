@@ -74,11 +74,12 @@ class Measuring:
         """Return the outcome of a run."""
         rows, arrival_ns = steady_rows(run, *self.ends), run.columns["arrival_ns"]
         each = self._good(run, rows)
+        hourly = (usd_per_hour(run, *self.ends, part=window) for window in self.repeats.windows)
         shares = tuple(share_of(good) if len(rows) else float("nan") for _, good in each)
         parts: list[tuple[float, ...]] = []
         minute = None
         if self.repeats.recorded and len(rows):
-            inside = [part_rows(run, self._rows(j)) for j in range(len(self.repeats))]
+            inside = [part_rows(run, window) for window in self.repeats.windows]
             parts = [tuple(share_of(g[part[of]]) for of, g in each) for part in inside if part[rows].any()]
             of, good = each[np.argmin([share - goal.share for share, goal in zip(shares, self.goals, strict=True)])]
             minute = worst_window(arrival_ns[of], good, 1.0, LEAST_IN_A_MINUTE)
@@ -94,7 +95,7 @@ class Measuring:
             enough=run.enough_requests,
             busy=float(run.summary["engine"]["gpu_busy_share"] or 0.0),
             usd_per_hour=usd_per_hour(run, *self.ends),
-            usd_parts=self._usd_parts(run),
+            usd_parts=tuple(usd for usd in hourly if usd == usd),
             counted=tuple(len(of) for of, _ in each),
         )
 
@@ -112,12 +113,6 @@ class Measuring:
             return (None,) * len(self.goals)
         return tuple(worst_window(arrival_ns[of], good, self.minutes, self.least) for of, good in each)
 
-    def _usd_parts(self, run: Run) -> tuple[float, ...]:
-        if not self.repeats.recorded:
-            return ()
-        found = (usd_per_hour(run, *self.ends, part=self._rows(j)) for j in range(len(self.repeats)))
-        return tuple(usd for usd in found if usd == usd)
-
     def alone(self, run: Run, arrival_ns: NDArray[np.int64], paced: bool) -> Outcome:
         """Return the outcome of a run in which every request is served alone, over the requests that would count if
         they arrived at `arrival_ns`. `paced` means that these times are the question's own, so that windows also
@@ -131,11 +126,6 @@ class Measuring:
         misses = (misses_of(run, rows, goal) for goal in self.goals)
         exact = tuple(exact_length(run, m) if m is not None else None for m in misses)
         return Outcome(len(rows), {}, shares, (), worst, None, exact, False, None, 0.0)
-
-    def _rows(self, j: int) -> tuple[int, int]:
-        rows = self.repeats.rows(j)
-        assert rows is not None
-        return rows
 
 
 def share_of(good: NDArray[np.bool_]) -> float:

@@ -86,7 +86,7 @@ def _by_keys(path: Path, root: Path) -> RecordedRun | None:
         readers = [(CHUNK_TIMES, _chunk_times), (SPANS, _spans)]
     for wanted, reader in readers:
         if wanted <= keys:
-            return reader(text, path, root)
+            return reader(path, root)
     return None
 
 
@@ -148,10 +148,10 @@ def _ordered(run: RecordedRun) -> RecordedRun:
     return replace(run, **picked)
 
 
-def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
+def _chunk_times(path: Path, root: Path) -> RecordedRun:
     """Read a streaming client's CSV file, with the times (epoch us) at which a request was sent and its first and last
     chunks were received."""
-    columns = csv_columns(text, path)
+    columns = csv_columns(path)
     send, first, last = (numbers(columns, f"{name}_time_us", path) for name in ("send", "first_chunk", "last_chunk"))
     prompt = numbers(columns, "server_input_tokens" if "server_input_tokens" in columns else "input_tokens", path)
     output = numbers(columns, "output_tokens", path)
@@ -187,10 +187,10 @@ def _clients(columns: dict[str, list[str]], path: Path) -> int | None:
     return int(stated[0])
 
 
-def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
+def _engine_times(path: Path, root: Path) -> RecordedRun:
     """Read a JSONL file with an engine's internal times (in seconds): queued, scheduled, first and last token."""
     rows = []
-    for i, line in enumerate(text.splitlines()):
+    for i, line in enumerate(read_text(path).splitlines()):
         if line.strip():
             try:
                 row = json_value(line)
@@ -224,10 +224,10 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
     )
 
 
-def _spans(text: str, path: Path, root: Path) -> RecordedRun:
+def _spans(path: Path, root: Path) -> RecordedRun:
     """Read a CSV file with each request's arrival, TTFT and E2E, next to a `<stem>.meta.json` that describes the
     server."""
-    columns = csv_columns(text, path)
+    columns = csv_columns(path)
     arrival, prompt, output, ttft, e2e = (
         numbers(columns, name, path) for name in ("arrival_time_us", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
     )

@@ -24,7 +24,7 @@ COUNTER = re.compile(
 NO_LENGTHS = "request lengths are not recorded, so all requests have the mean length"
 
 
-def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
+def read_bench(path: Path, root: Path) -> RecordedRun:
     """Read the JSON of `vllm bench serve`: aggregates, plus the lengths and times of requests if they were saved."""
     record = read_json(path)
     settings = {**cache_config(_counters(path)), **settings_beside(path, root)}

@@ -58,13 +58,15 @@ class Replicates:
         """Return as many replicates with the seeds that follow, if each is a seed."""
         return replace(self, changes=tuple({"seed": change["seed"] + len(self)} for change in self.changes))
 
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """Row range in the run (the first row and one past the last) of each replicate that is a window."""
+        skips = [change["skip"] - self.changes[0]["skip"] for change in self.changes if self.recorded]
+        return [(skip, skip + self.changes[0]["requests"]) for skip in skips]
+
     def rows(self, j: int) -> tuple[int, int] | None:
-        """Return the row range of replicate `j` in its run (the first row and one past the last), or None for all
-        rows."""
-        if self.kind == "seeds":
-            return None
-        first = self.changes[j]["skip"] - self.changes[0]["skip"]
-        return first, first + self.changes[j]["requests"]
+        """Return the row range of replicate `j` in its run, or None for all rows."""
+        return self.windows[j] if self.recorded and len(self) > 1 else None
 
     def margins(self, warmup: float | None, cooldown: float | None) -> tuple[float, float]:
         """Return the shares of the arrivals left out at the start and at the end. The default is a tenth for synthetic

@@ -241,14 +241,13 @@ class Table:
             self._runner.errors[cell.address] = NONE_ARRIVES
             return
         mine = [j for j, other in enumerate(cells) if other.address == cell.address]
-        parts = {j: repeats.rows(j) if len(repeats) > 1 else None for j in mine}
         self._measured[cell.address] = Measured(
-            values={j: measure(run, self._metrics, *ends, part=part) for j, part in parts.items()},
+            values={j: measure(run, self._metrics, *ends, part=repeats.rows(j)) for j in mine},
             margins=[share - g.share for share, g in zip(shares_of(run, goals, rows), goals, strict=True)],
             busy=busy_notes(v.label or "the run", run, scenario, repeats, ends),
             unstable=run.unstable,
             decided=bool(run.summary["stability"]["decided"]),
-            first=First.of(v.settings, run.summary) if self._intervals and 0 in parts else None,
+            first=First.of(v.settings, run.summary) if self._intervals and 0 in mine else None,
         )
 
     def _mean(self, entry: Entry, metric: Metric) -> float:
