@@ -142,11 +142,11 @@ def compare(
     given, axes = [objects.named(s) for s in scenarios], objects.named(axes)
     recordings, others = [s for s in given if is_recording(s)], [s for s in given if not is_recording(s)]
     recording = None
-    if recordings and window is not None:
-        raise UserError(
-            "compare: --window cannot be used with a measured run, which is compared as a whole, request by request"
-        )
     if recordings:
+        if window is not None:
+            raise UserError(
+                "compare: --window cannot be used with a measured run, which is compared as a whole, request by request"
+            )
         recording, variants = _measured(recordings, others, axes, objects)
     else:
         variants = variants_of(given, axes)
@@ -159,8 +159,7 @@ def compare(
             document = whole_document(judged, Replicates("blocks", ({},)), wanted, settings)
         else:
             same_workload(variants)
-            known = Scenario.of(variants[0].settings)
-            repeats = replicates_of(known.model_dump(), replicates, runner.objects, window, REPLICATES)
+            repeats = replicates_of(variants[0].settings, replicates, runner.objects, window, REPLICATES)
             warmup, cooldown = repeats.margins(*ends)
             successive = repeats.kind == "windows" and len(repeats) > 1
             if successive and interval != "auto":

@@ -17,7 +17,7 @@ from servesim.experiments.drill import divergence_text, drill_down
 from servesim.experiments.goals import goals_of
 from servesim.experiments.goals_missed import Miss, missed_text, worst_miss
 from servesim.experiments.metrics import METRICS, Metric, metric_label
-from servesim.experiments.named import failures, several
+from servesim.experiments.named import failures, grouped, several
 from servesim.experiments.outcome import ATTAINMENT, busy_notes, shares_of
 from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import NONE_ARRIVES, measure, steady_rows, usd_per_hour
@@ -112,10 +112,11 @@ def judged_document(
     rows = set_by_rate(judge(entries, values, metrics, settings, runs), entries, same)
     firsts = {one.variant.label: next((c for c in one.cells if c.address not in runner.errors), None) for one in found}
     if repeats.kind == "windows":
-        whole = {one.variant.label: one.whole for one in found}
+        whole = {(v.label, name): x for v, one in zip(variants, found, strict=True) for name, x in one.whole.items()}
+        finite = {key: value for key, value in whole.items() if not np.isnan(value)}
         for row in rows:
-            row |= {"window_mean": row["value"], "value": _finite(whole[row["variant"]].get(row["metric"]))}
-            row["baseline_value"] = _finite(whole[base].get(row["metric"]))
+            row |= {"window_mean": row["value"], "value": finite.get((row["variant"], row["metric"]))}
+            row["baseline_value"] = finite.get((base, row["metric"]))
             row["more_replicates"] = None  # a recorded trace cannot provide more
     errors = dict[str, Any](model_error=[], error_runs=None, baseline_bars=None)
     if intervals:
@@ -141,10 +142,6 @@ def judged_document(
             ]
         ),
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or np.isnan(value) else value
 
 
 def whole_document(
@@ -218,11 +215,9 @@ def _answer(
 
 def _but(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the metrics in which the variant is better or worse, unlike in `row`, as the end of a sentence."""
-    found: dict[str, list[str]] = {"better": [], "worse": []}
-    for other in rows:
-        if other["variant"] == row["variant"] and other["verdict"] in found.keys() - {row["verdict"]}:
-            found[other["verdict"]].append(metric_label(other["metric"]))
-    said = [f"{verdict} in {', '.join(names)}" for verdict, names in found.items() if names]
+    mine = [other for other in rows if other["variant"] == row["variant"] and other["verdict"] != row["verdict"]]
+    found = grouped((other["verdict"], metric_label(other["metric"])) for other in mine)
+    said = [f"{verdict} in {', '.join(found[verdict])}" for verdict in ("better", "worse") if verdict in found]
     return f", but {' and '.join(said)}" if said else ""
 
 

@@ -25,7 +25,7 @@ class Objects(dict[str, Trace]):
 
     def named(self, value: Any) -> Any:
         """Return settings or axes in which every trace or DataFrame is replaced by a name."""
-        if isinstance(value, Trace) or _is_frame(value):
+        if isinstance(value, Trace) or (hasattr(value, "columns") and hasattr(value, "attrs")):  # a DataFrame
             return self.add(value)
         if isinstance(value, Mapping):
             return {key: self.named(inner) for key, inner in value.items()}
@@ -77,7 +77,3 @@ def kept_trace(settings: Mapping[str, Any], root: Path) -> Trace | None:
 
 def _file(name: str) -> str:
     return f"{name.rpartition('@')[2]}.parquet"
-
-
-def _is_frame(value: Any) -> bool:
-    return hasattr(value, "columns") and hasattr(value, "attrs")

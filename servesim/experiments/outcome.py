@@ -92,7 +92,7 @@ class Measuring:
             minute=minute,
             misses=tuple(misses_of(run, rows, goal) for goal in self.goals),
             unstable=run.unstable,
-            enough=run.enough_requests,
+            enough=run.summary["stability"]["enough_requests"],
             busy=float(run.summary["engine"]["gpu_busy_share"] or 0.0),
             usd_per_hour=usd_per_hour(run, *self.ends),
             usd_parts=tuple(usd for usd in hourly if usd == usd),

@@ -66,12 +66,6 @@ class Run:
         return bool(self.summary["stability"]["unstable"])
 
     @property
-    def enough_requests(self) -> int | None:
-        """Number of requests needed to tell whether the queue is stable, or None if the run has enough."""
-        found: int | None = self.summary["stability"]["enough_requests"]
-        return found
-
-    @property
     def done(self) -> NDArray[np.bool_]:
         """Mask of the requests that completed."""
         return np.asarray(self.columns["state"] == State.FINISHED)
@@ -186,11 +180,7 @@ class Slice:
         return frame.iloc[self.rows]
 
 
-COLUMNS = {
-    "queried_tokens": "prompt_len",
-    "hit_tokens": "hit_tokens",
-    "preemptions": "num_preemptions",
-}
+COLUMNS = {"queried_tokens": "prompt_len", "hit_tokens": "hit_tokens", "preemptions": "num_preemptions"}
 """Request columns, by the names in servesim.metrics.requests.TOTALS."""
 
 

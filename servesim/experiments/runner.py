@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from servesim.experiments.documents import plain
 from servesim.experiments.executors import Executor, Processes, executor
 from servesim.experiments.objects import Objects
 from servesim.experiments.run_metrics import Run
-from servesim.experiments.store import DOCUMENTS, Cell, Store, table_of
+from servesim.experiments.store import DOCUMENTS, Cell, Store, address_of, table_of
 from servesim.untrusted import read_json
 
 
@@ -59,7 +59,10 @@ class Runner:
         """Compute every cell that is neither completely stored nor known to fail. `names` (by address) and `left`, the
         number of cells that will probably be requested later, are passed to the progress callback."""
         wanted = {cell.address: cell for cell in cells}
-        damages = self._drop_damaged(wanted)
+        unread = [address for address in wanted if address in self.store and address not in self._read]
+        damages = {address: damage for address in unread if (damage := self.store.damage(address)) is not None}
+        for address in damages:
+            self.store.drop(address)
         missing = [cell for address, cell in wanted.items() if address not in self.store and address not in self.errors]
         done, total = 0, len(wanted)
         self.objects.keep(self.store.root)
@@ -77,24 +80,12 @@ class Runner:
                 on_done(cell, self.errors.get(cell.address), False)
         if missing:
             self.execute(missing, self.store, on_done)
-            self._read |= {cell.address for cell in missing}
-
-    def _drop_damaged(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Remove damaged stored results and return descriptions of the damage by address. Each result is checked
-        only once."""
-        found = {}
-        for address in addresses:
-            if address in self.store and address not in self._read:
-                self._read.add(address)
-                if (damage := self.store.damage(address)) is not None:
-                    self.store.drop(address)
-                    found[address] = damage
-        return found
+        self._read |= wanted.keys()
 
     def cell(self, settings: Mapping[str, Any]) -> Cell:
         """Return the cell of these settings. For an invalid scenario, return a cell that has already failed."""
         try:
-            return Cell.of(settings)
+            return Cell(address_of(settings), dict(settings))
         except UserError as error:
             return self.failed(settings, str(error))
 

@@ -163,12 +163,9 @@ def sign_flip_p(d: Floats, seed: int = 0) -> float:
 def holm(p: Sequence[float]) -> list[float]:
     """Return the adjusted p-values of a family (Holm 1979): the probability of any false alarm stays below the
     level."""
-    adjusted = [1.0] * len(p)
-    worst = 0.0
-    for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        worst = max(worst, min(1.0, (len(p) - rank) * p[i]))
-        adjusted[i] = worst
-    return adjusted
+    order, adjusted = np.argsort(p, kind="stable"), np.ones(len(p))
+    adjusted[order] = np.minimum(np.maximum.accumulate(np.sort(p) * np.arange(len(p), 0, -1)), 1.0)
+    return adjusted.tolist()
 
 
 def block_length(series: Floats) -> int:

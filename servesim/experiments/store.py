@@ -64,14 +64,10 @@ class Cell:
     address: str
     settings: Settings
 
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Cell:
-        """Build a cell from settings. Raise UserError if they are not a valid scenario."""
-        return cls(address_of(settings), dict(settings))
-
 
 def address_of(settings: Mapping[str, Any]) -> str:
-    """Return 20 hexadecimal digits that identify the result of these settings with this code."""
+    """Return 20 hexadecimal digits that identify the result of these settings with this code. Raise UserError if the
+    settings are not a valid scenario."""
     scenario = Scenario.of(settings)
     return address_with({"scenario": scenario.model_dump(mode="json"), "files": input_digests(scenario)})
 
@@ -137,11 +133,8 @@ class Store:
                     pq.read_table(folder / file, use_threads=False)
         except UserError as error:
             return str(error)
-        return (
-            None
-            if as_written(folder, TIMING)
-            else f"{folder}: damaged result: its files were changed after they were written"
-        )
+        changed = f"{folder}: damaged result: its files were changed after they were written"
+        return None if as_written(folder, TIMING) else changed
 
     def drop(self, address: str) -> None:
         """Remove a result."""

@@ -73,17 +73,17 @@ def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def usd_with_all_up(scenario: Scenario) -> float:
     """Return the hourly price of a deployment while none of its replicas are down."""
-    return sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
-
-
-def _usd_per_hour(scenario: Scenario) -> float:
-    price = gpu_hour_price(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour)
-    return price * scenario.tp * scenario.pp * scenario.dp * scenario.replicas
+    pools = [pool.scenario for pool in pool_scenarios(scenario)]
+    return sum(_gpu_hour(one) * one.tp * one.pp * one.dp * one.replicas for one in pools)
 
 
 def usd_of_gpus(scenario: Scenario, gpus: int) -> float:
     """Return the hourly price of a number of GPUs of a deployment, of which some may be reserved."""
-    return gpus * gpu_hour_price(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour, gpus)
+    return gpus * _gpu_hour(scenario, gpus)
+
+
+def _gpu_hour(scenario: Scenario, gpus: int | None = None) -> float:
+    return gpu_hour_price(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour, gpus)
 
 
 def same_workload(variants: Sequence[Variant]) -> None:

@@ -90,7 +90,7 @@ def _metric_rows(
         d = scaled[i] - scaled[0]
         d = d[~np.isnan(d)]
         if variants[i]["error"] is None and not unstable[i] and not unstable[0] and len(d):
-            judged[i] = _judged(d, metric, settings, runs, i, ratio)
+            judged[i] = _judged(d, metric, settings, None if runs is None else (runs[0], runs[i]), ratio)
     adjusted = dict(zip(judged, holm([j.p for j in judged.values()]), strict=True))
     centres = [float(np.mean(row[~np.isnan(row)])) if (~np.isnan(row)).any() else np.nan for row in scaled]
     oracle = _oracle(variants, centres, metric, unstable)
@@ -119,32 +119,27 @@ def _metric_rows(
 
 
 def _judged(
-    d: Array, metric: Metric, settings: Settings, runs: Sequence[Run | None] | None, i: int, ratio: bool
+    d: Array, metric: Metric, settings: Settings, runs: tuple[Run | None, Run | None] | None, ratio: bool
 ) -> Judged:
+    """Return the interval and p-value of a variant's differences. Those of two single `runs` follow from how much the
+    differences of successive parts vary."""
     if settings.successive:
         return Judged(d, *successive_interval(d, settings.level))
     if runs is None:
         return Judged(d, interval(d, settings.interval, settings.level), sign_flip_p(d) if len(d) > 1 else 1.0)
-    base, other = runs[0], runs[i]
+    base, other = runs
     if base is None or other is None or not metric.latency or not d.any():
         return Judged(d, Interval(-np.inf, np.inf), 1.0)
-    return Judged(d, *_within(float(d.mean()), base, other, metric, settings, ratio))
-
-
-def _within(
-    whole: float, base: Run, other: Run, metric: Metric, settings: Settings, ratio: bool
-) -> tuple[Interval, float]:
-    """Return the interval and p-value of a comparison of two single runs that differ by `whole`, from how much the
-    differences of successive parts vary."""
     parts = np.array_split(steady_rows(base, settings.warmup, settings.cooldown), PARTS)
     a, b = (
         np.array([metric.part(replace(run, rows=part, whole=False)) if len(part) else np.nan for part in parts])
         for run in (Slice.of(base, 0, 0), Slice.of(other, 0, 0))
     )
     with np.errstate(divide="ignore", invalid="ignore"):
-        d = np.log(b / a) if ratio else b - a
-    d = d[np.isfinite(d)]
-    return successive_interval(d + (whole - d.mean()) if len(d) else d, settings.level)
+        each = np.log(b / a) if ratio else b - a
+    each = each[np.isfinite(each)]
+    centred = each + (float(d.mean()) - each.mean()) if len(each) else each
+    return Judged(d, *successive_interval(centred, settings.level))
 
 
 def _figures(
