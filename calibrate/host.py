@@ -71,7 +71,7 @@ class Observed:
 
 def read_steps(path: Path, root: Path) -> list[Observed]:
     """Read the steps of an engine log: CSV with `STEP_COLUMNS`. Rows that do not hold a true step time are left out."""
-    columns = csv_columns(read_text(path), path)
+    columns = csv_columns(path)
     names = ("dt_us", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx")
     rows = np.stack([numbers(columns, name, path) for name in names], axis=1)
     true = np.array([text == "True" for text in columns["contiguous"]])

@@ -116,11 +116,9 @@ def measured_document(
     # The measured server was as busy as an unstable one, which is compared anyway.
     entries = [{**dict.fromkeys(found[0]), **measured}, *found]
     entries = [{**one, "label": one["label"] or "simulated", "unstable": 0} for one in entries]
-    values = np.full((len(runs), 1, len(metrics)), np.nan)
-    for i, run in enumerate(runs):
-        if run is not None:
-            of = measure(run, metrics, settings.warmup, settings.cooldown)
-            values[i, 0] = [of[m.name] for m in metrics]
+    ends = settings.warmup, settings.cooldown
+    each = [measure(run, metrics, *ends) if run is not None else {} for run in runs]
+    values = np.array([[[one.get(m.name, np.nan) for m in metrics]] for one in each])
     return {
         "workload": shared_settings([v.settings for v in variants]),
         "variants": entries,

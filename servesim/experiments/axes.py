@@ -59,12 +59,8 @@ def axis_values(key: str, given: Any) -> list[Any]:
     single value."""
     if key in SINGLE or (isinstance(given, str) and key.partition(".")[0] == "slo_classes"):
         return [given]
-    if isinstance(given, str):
-        values: list[Any] = split_values(key, given)
-    elif isinstance(given, Sequence) and not isinstance(given, str):
-        values = list(given)
-    else:
-        values = [given]
+    values = split_values(key, given) if isinstance(given, str) else given
+    values = list(values) if isinstance(values, Sequence) else [values]
     if not values:
         raise UserError(f"{key}: no value is specified")
     seen = [_plain(key, value) for value in values]

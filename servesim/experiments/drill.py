@@ -50,13 +50,9 @@ def _steps(folder: Path) -> pd.DataFrame:
 
 
 def _parts(run: Run) -> dict[str, Array]:
-    """Return the durations in ns of the three phases of each request's life, NaN for requests that did not complete."""
-    c = {name: np.where(run.done, run.columns[name], np.nan) for name in run.columns}
-    return {
-        "queue": c["scheduled_ns"] - c["arrival_ns"],
-        "prefill": c["first_token_ns"] - c["scheduled_ns"],
-        "decode": c["last_token_ns"] - c["first_token_ns"],
-    }
+    """Return the durations in ns of the three phases of the life of each request that completed."""
+    times = [run.columns[f"{name}_ns"] for name in ("arrival", "scheduled", "first_token", "last_token")]
+    return dict(zip(("queue", "prefill", "decode"), np.diff(times, axis=0), strict=True))
 
 
 def _interference(run: Run, steps: pd.DataFrame) -> Array:
@@ -74,7 +70,6 @@ def _interference(run: Run, steps: pd.DataFrame) -> Array:
 
 def _worse(a: Run, b: Run, prompts_a: Array, prompts_b: Array) -> dict[str, Any]:
     before, after = a.latency_ms("e2el"), b.latency_ms("e2el")
-    lost = np.flatnonzero(a.done & ~b.done)
     both = a.done & b.done
     growth = np.full(len(both), -np.inf)
     growth[both] = after[both] / before[both] - 1
@@ -87,7 +82,7 @@ def _worse(a: Run, b: Run, prompts_a: Array, prompts_b: Array) -> dict[str, Any]
         "compared": int(both.sum()),
         "worse": len(worse),
         "better": int((growth[both] < -WORSE).sum()),
-        "not_completed": len(lost),
+        "not_completed": int((a.done & ~b.done).sum()),
         "causes": dict(sorted(Counter(causes.values()).items(), key=lambda item: (-item[1], item[0]))),
         "worst": [
             {

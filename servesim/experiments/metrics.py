@@ -55,11 +55,12 @@ def _metrics(groups: Iterable[Group]) -> Iterator[tuple[str, Metric]]:
     for group in groups:
         for figure in group.figures:
             for name in figure.metrics:
-                yield name, _metric(group, figure, name.removeprefix(figure.name)[1:])
+                yield name, _metric(name, group, figure)
 
 
-def _metric(group: Group, figure: Figure, statistic: str) -> Metric:
-    """Return the metric of a figure. `statistic` is set if the figure is a distribution."""
+def _metric(name: str, group: Group, figure: Figure) -> Metric:
+    """Return the metric of a figure. Its name ends with a statistic if the figure is a distribution."""
+    statistic = name.removeprefix(figure.name)[1:]
 
     def whole(summary: Summary) -> float | None:
         value: Any = (group.within(summary) or {}).get(figure.name)
@@ -74,7 +75,7 @@ def _metric(group: Group, figure: Figure, statistic: str) -> Metric:
         return _number(whole(part.run.summary) if part.whole else None)
 
     return Metric(
-        f"{figure.name}_{statistic}" if statistic else figure.name,
+        name,
         figure.unit,
         figure.better,
         figure.scale,

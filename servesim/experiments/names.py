@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from servesim.contracts import REGISTRIES, kv_allocators
@@ -53,7 +54,7 @@ def _checks(objects: Mapping[str, Trace]) -> dict[str, Check]:
         "kernel_tables": lambda s: (
             None if s.kernel_tables in (None, ROOFLINE_ONLY, IDEAL) else KernelTables.load(folder=s.kernel_tables)
         ),
-        **{registry.kind: _policy(registry) for registry in REGISTRIES},
+        **{registry.kind: partial(_configure, registry) for registry in REGISTRIES},
         "trace": lambda s: _open(s, objects.get(s.trace)),
     }
 
@@ -66,15 +67,10 @@ def _open(scenario: Scenario, trace: Trace | None) -> None:
         open_scenario(scenario, trace)
 
 
-def _policy(registry: Any) -> Check:
-    kind = registry.kind
-
-    def check(scenario: Scenario) -> None:
-        policy = getattr(scenario, kind, None)  # a feature's kind may not be installed
-        if policy is None or (kind == "speculation" and policy["name"] == "none"):
-            return
-        cls, params = registry.configured(policy)
-        if kind == "acceptance":  # reads its file
-            cls(params, scenario.seed)
-
-    return check
+def _configure(registry: Any, scenario: Scenario) -> None:
+    policy = getattr(scenario, registry.kind, None)  # a feature's kind may not be installed
+    if policy is None or (registry.kind == "speculation" and policy["name"] == "none"):
+        return
+    cls, params = registry.configured(policy)
+    if registry.kind == "acceptance":  # reads its file
+        cls(params, scenario.seed)

@@ -102,8 +102,7 @@ def replicates_of(
 
     A recorded trace is replayed whole, or its first `requests` rows, and cut into `count` equal windows of successive
     requests, or into at most `count` windows of `window` requests each. By default a trace with fewer requests than
-    windows is one window. `objects` holds traces that are not files, by
-    name.
+    windows is one window. `objects` holds traces that are not files, by name.
     """
     wanted = default if count is None else count
     check_count(wanted)

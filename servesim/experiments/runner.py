@@ -47,11 +47,11 @@ class Runner:
 
     store: Store
     execute: Executor
-    on_progress: OnProgress = lambda progress: None
+    on_progress: OnProgress
+    objects: Objects
+    """Traces that are not files."""
     errors: dict[str, str] = field(default_factory=dict)
     """Errors by address."""
-    objects: Objects = field(default_factory=Objects)
-    """Traces that are not files."""
     _read: set[str] = field(default_factory=set)
     """Addresses of results that are known to be complete."""
 
@@ -141,10 +141,9 @@ def open_runner(
             for left in (name, table_of(name)):
                 (Path(out) / left).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch, document).open() as store:
-        progress = on_progress or (lambda progress: None)
-        execute = executor(where, jobs)
+        execute, report = executor(where, jobs), on_progress or (lambda progress: None)
         try:
-            yield Runner(store, execute, progress, objects=Objects() if objects is None else objects)
+            yield Runner(store, execute, report, Objects() if objects is None else objects)
         finally:
             if isinstance(execute, Processes):
                 execute.close()

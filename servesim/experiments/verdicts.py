@@ -93,7 +93,8 @@ def _metric_rows(
             judged[i] = _judged(d, metric, settings, None if runs is None else (runs[0], runs[i]), ratio)
     adjusted = dict(zip(judged, holm([j.p for j in judged.values()]), strict=True))
     centres = [float(np.mean(row[~np.isnan(row)])) if (~np.isnan(row)).any() else np.nan for row in scaled]
-    oracle = _oracle(variants, centres, metric, unstable)
+    oracles = [c for v, c, u in zip(variants, centres, unstable, strict=True) if v["oracle"] and not u and c == c]
+    oracle = (min if metric.better == "lower" else max)(oracles, default=None)
     rows = []
     for i, v in enumerate(variants):
         row: Row = {
@@ -175,14 +176,6 @@ def _usual(baseline: Array, metric: Metric) -> float:
     if metric.unit in ("share", "") or np.isnan(baseline).all():
         return 1.0
     return float(np.abs(np.nanmean(baseline))) or 1.0
-
-
-def _oracle(
-    variants: Sequence[Mapping[str, Any]], centres: Sequence[float], metric: Metric, unstable: Sequence[bool]
-) -> float | None:
-    """Return the best oracle's value, or None without one."""
-    known = [c for v, c, u in zip(variants, centres, unstable, strict=True) if v["oracle"] and not u and c == c]
-    return (min if metric.better == "lower" else max)(known, default=None)
 
 
 def _value(centre: float, ratio: bool) -> float | None:
