@@ -29,6 +29,7 @@ from servesim.experiments.variants import shared_settings
 from servesim.experiments.verdicts import AT_THE_RATE, TOO, Settings, is_unstable, judge, ranking, sentence, set_by_rate
 from servesim.run.scenario import Scenario
 
+Row = dict[str, Any]
 SCHEMA = "servesim.comparison/1"
 AS_CHEAP = (
     "price per token cannot differ, because at a fixed rate the same GPUs serve the same tokens in the same time. "
@@ -155,7 +156,7 @@ def whole_document(
     return {
         "schema": SCHEMA,
         "baseline": labels[0],
-        "answer": _answer(order, compared, headline, rows, labels[0], metric_label(settings.rank_by)),
+        "answer": _answer(order, compared, headline, rows, labels[0]),
         "settings": settings._asdict(),
         "replicates": {
             "kind": "blocks" if count == 1 else repeats.kind,
@@ -175,19 +176,14 @@ def whole_document(
     }
 
 
-def _headline(row: Mapping[str, Any], baseline: str, equal: Sequence[Equal]) -> str:
+def _headline(row: Row, baseline: str, equal: Sequence[Equal]) -> str:
     """Return the headline sentence for a variant."""
     group = next((e for e in equal if {row["variant"], baseline} <= set(e["labels"])), None)
-    return equal_text({**group, "labels": [row["variant"], baseline]}) if group else sentence(dict(row), baseline)
+    return equal_text({**group, "labels": [row["variant"], baseline]}) if group else sentence(row, baseline)
 
 
 def _answer(
-    order: Mapping[str, Any],
-    compared: Sequence[Mapping[str, Any]],
-    headline: Sequence[str],
-    rows: Sequence[Mapping[str, Any]],
-    baseline: str,
-    metric: str,
+    order: Mapping[str, Any], compared: Sequence[Row], headline: Sequence[str], rows: Sequence[Row], baseline: str
 ) -> str:
     """Return a sentence that names the policy ranked first, or says that none can be distinguished or ranked."""
     if order["order"] and baseline not in order["order"] and baseline in order["unstable"]:
@@ -199,7 +195,7 @@ def _answer(
         return f"{headline[0]}{_but(compared[0], rows)}."
     if any(row["verdict"] in TOO.values() for row in compared):
         return f"{several(headline)}."
-    said = dict(zip((row["variant"] for row in compared), headline, strict=True))
+    metric, said = metric_label(order["metric"]), dict(zip((row["variant"] for row in compared), headline, strict=True))
     ranked = [row for row in compared if row["variant"] in order["order"]]
     if ranked and not any(row["verdict"] in ("better", "worse") for row in ranked):
         verdicts = ", ".join(dict.fromkeys(row["verdict"] for row in ranked))
@@ -213,7 +209,7 @@ def _answer(
     return f"{first} ranks first by {metric}: {said[first]}."
 
 
-def _but(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def _but(row: Row, rows: Sequence[Row]) -> str:
     """Return the metrics in which the variant is better or worse, unlike in `row`, as the end of a sentence."""
     mine = [other for other in rows if other["variant"] == row["variant"] and other["verdict"] != row["verdict"]]
     found = grouped((other["verdict"], metric_label(other["metric"])) for other in mine)

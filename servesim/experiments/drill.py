@@ -35,7 +35,7 @@ def drill_down(base: Path, other: Path) -> dict[str, Any]:
     a, b = Run.load(base), Run.load(other)
     steps_a, steps_b = _steps(base), _steps(other)
     return {
-        **_worse(a, b, _interference(a, steps_a), _interference(b, steps_b)),
+        **_worse(a, b, _interference(b, steps_b) - _interference(a, steps_a)),
         "divergence": _divergence(a, b, steps_a, steps_b),
     }
 
@@ -68,7 +68,7 @@ def _interference(run: Run, steps: pd.DataFrame) -> Array:
     return spent
 
 
-def _worse(a: Run, b: Run, prompts_a: Array, prompts_b: Array) -> dict[str, Any]:
+def _worse(a: Run, b: Run, prompts: Array) -> dict[str, Any]:
     before, after = a.latency_ms("e2el"), b.latency_ms("e2el")
     both = a.done & b.done
     growth = np.full(len(both), -np.inf)
@@ -76,7 +76,7 @@ def _worse(a: Run, b: Run, prompts_a: Array, prompts_b: Array) -> dict[str, Any]
     worse = np.flatnonzero(growth > WORSE)
     parts_a, parts_b = _parts(a), _parts(b)
     delta = {name: parts_b[name] - parts_a[name] for name in parts_a}
-    causes = {row: _cause(row, a, b, delta, prompts_b - prompts_a) for row in worse.tolist()}
+    causes = {row: _cause(row, a, b, delta, prompts) for row in worse.tolist()}
     worst = sorted(worse.tolist(), key=lambda row: (before[row] - after[row], row))[:WORST]
     return {
         "compared": int(both.sum()),

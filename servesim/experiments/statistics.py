@@ -106,11 +106,11 @@ def effective_number(d: Floats) -> float:
     return max(n * (1 - r) / (1 + r), float(FEWEST))
 
 
-def studentized_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
+def studentized_interval(d: Floats, level: float = LEVEL) -> Interval:
     """Return the bootstrap-t interval (Efron and Tibshirani 1993, ch. 12), which estimates the distribution of t by
     resampling instead of assuming it."""
     n = len(d)
-    resampled = d[np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))]
+    resampled = d[np.random.default_rng(0).integers(0, n, (RESAMPLES, n))]
     spread = resampled.std(axis=1, ddof=1) / np.sqrt(n)
     usable = spread > 0  # a resample of one repeated value has no t
     t = (resampled.mean(axis=1)[usable] - d.mean()) / spread[usable]
@@ -119,7 +119,7 @@ def studentized_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Inte
     return Interval(float(d.mean() - high * error), float(d.mean() - low * error))
 
 
-def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
+def bca_interval(d: Floats, level: float = LEVEL) -> Interval:
     """Return the bias-corrected and accelerated bootstrap interval (Efron 1987), computed by scipy.
 
     Resampled means vary less than true sample means, by a factor of sqrt(1 - 1/n), and their tails are those of a
@@ -131,14 +131,12 @@ def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
 
     n = len(d)
     level = float(2 * ndtr(t_quantile(0.5 + level / 2, n - 1) * np.sqrt(n / (n - 1))) - 1)
-    rng = np.random.default_rng(seed)
-    found = bootstrap(
-        (d,), np.mean, confidence_level=level, n_resamples=RESAMPLES, method="BCa", rng=rng
-    ).confidence_interval
-    return Interval(float(found.low), float(found.high))
+    rng = np.random.default_rng(0)
+    found = bootstrap((d,), np.mean, confidence_level=level, n_resamples=RESAMPLES, method="BCa", rng=rng)
+    return Interval(*map(float, found.confidence_interval))
 
 
-def sign_flip_p(d: Floats, seed: int = 0) -> float:
+def sign_flip_p(d: Floats) -> float:
     """Return the two-sided p-value under the null hypothesis of no difference, by which the sign of each pair is
     random.
 
@@ -155,7 +153,7 @@ def sign_flip_p(d: Floats, seed: int = 0) -> float:
         permutation_type="samples",
         vectorized=True,
         n_resamples=RESAMPLES,
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(0),
     )
     return float(found.pvalue)
 

@@ -25,7 +25,8 @@ from servesim.experiments.statistics import (
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
-
+Variants = Sequence[Mapping[str, Any]]
+"""Entries of the variants in the document, the baseline first."""
 
 PARTS = 10
 """Number of successive parts into which a single run is cut to compare it."""
@@ -53,15 +54,10 @@ class Judged(NamedTuple):
 
 
 def judge(
-    variants: Sequence[Mapping[str, Any]],
-    values: Array,
-    metrics: Sequence[Metric],
-    settings: Settings,
-    runs: Sequence[Run | None] | None,
+    variants: Variants, values: Array, metrics: Sequence[Metric], settings: Settings, runs: Sequence[Run | None] | None
 ) -> list[Row]:
-    """Return a row for each metric and variant. `values` has shape (variants, replicates, metrics), the baseline first.
-    If there is only one replicate, `runs` holds the run of each variant (None if it failed), which is cut into
-    `PARTS`."""
+    """Return a row for each metric and variant. `values` has shape (variants, replicates, metrics). If there is only
+    one replicate, `runs` holds the run of each variant (None if it failed), which is cut into `PARTS`."""
     each = (_metric_rows(variants, values[:, :, m], metric, settings, runs) for m, metric in enumerate(metrics))
     return [row for rows in each for row in rows]
 
@@ -74,11 +70,7 @@ def is_unstable(variant: Mapping[str, Any]) -> bool:
 
 
 def _metric_rows(
-    variants: Sequence[Mapping[str, Any]],
-    values: Array,
-    metric: Metric,
-    settings: Settings,
-    runs: Sequence[Run | None] | None,
+    variants: Variants, values: Array, metric: Metric, settings: Settings, runs: Sequence[Run | None] | None
 ) -> list[Row]:
     ratio = metric.scale == "ratio" and bool((values[~np.isnan(values)] > 0).all())
     scaled = np.log(values) if ratio else values
@@ -114,7 +106,8 @@ def _metric_rows(
         if unstable[i] or (unstable[0] and not v["error"]):
             row["verdict"] = "unstable"
         if i in judged:
-            row |= _figures(judged[i], adjusted[i], metric, margin, settings, ratio, len(judged), runs is not None)
+            family = len(judged) if runs is None else 0
+            row |= _figures(judged[i], adjusted[i], metric, margin, settings, ratio, family)
         rows.append(row)
     return rows
 
@@ -144,18 +137,13 @@ def _judged(
 
 
 def _figures(
-    found: Judged,
-    p_holm: float,
-    metric: Metric,
-    margin: float,
-    settings: Settings,
-    ratio: bool,
-    family: int,
-    blocks: bool,
+    found: Judged, p_holm: float, metric: Metric, margin: float, settings: Settings, ratio: bool, family: int
 ) -> Row:
+    """Return the fields of a row that depend on the family of tests: their number is `family`, or 0 if there are no
+    replicates of which there could be more."""
     word = verdict(found.d, found.found, p_holm, metric.better, margin, settings.level)
     more = None
-    if word == "undecided" and not blocks and len(found.d) > 1:
+    if word == "undecided" and family and len(found.d) > 1:
         needed = replicates_needed(found.d, margin, family, settings.level)
         if needed is not None and settings.successive:  # as dependent as the windows there are
             needed = ceil(needed * len(found.d) / effective_number(found.d))
@@ -190,7 +178,7 @@ def _change(difference: float, ratio: bool) -> float | None:
     return changed if np.isfinite(changed) else None
 
 
-def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
+def ranking(variants: Variants, rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
     """Rank variants, best first. Unstable and failed ones are listed but not ranked."""
     value = {row["variant"]: row["value"] for row in rows if row["metric"] == metric.name}
     unstable = [v["label"] for v in variants if is_unstable(v) and v["error"] is None]
@@ -208,7 +196,7 @@ TOO = {("lower", "better"): "too fast", ("lower", "worse"): "too slow"}
 would be given on two policies."""
 
 
-def set_by_rate(rows: Sequence[Row], variants: Sequence[Mapping[str, Any]], equal: Collection[str] = ()) -> list[Row]:
+def set_by_rate(rows: Sequence[Row], variants: Variants, equal: Collection[str] = ()) -> list[Row]:
     """Return the rows, marking prices per token that are set by the arrival rate: variants with the same hourly price
     that serve the same requests as they arrive pay the same for them. `equal` holds the labels of variants that are
     identical to the baseline."""

@@ -269,10 +269,10 @@ def test_fewer_than_six_replicates_are_said_to_prove_nothing(count: int, noted: 
 def test_an_answer_names_the_metrics_that_say_the_opposite() -> None:
     verdicts = [("ttft_p99", "worse"), ("tpot_mean", "better"), ("e2el_p99", "better"), ("ttft_mean", "undecided")]
     rows = [{"variant": "b", "metric": metric, "verdict": verdict} for metric, verdict in verdicts]
-    order = {"order": ["a", "b"], "unstable": []}
+    order = {"metric": "ttft_p99", "order": ["a", "b"], "unstable": []}
 
     def answer(which: list[dict[str, str]]) -> str:
-        return _answer(order, rows[:1], ["b has 3 % higher TTFT p99 than a: worse"], which, "a", "TTFT p99")
+        return _answer(order, rows[:1], ["b has 3 % higher TTFT p99 than a: worse"], which, "a")
 
     assert answer(rows) == "b has 3 % higher TTFT p99 than a: worse, but better in TPOT mean, E2E p99."
     assert answer([rows[0], rows[3]]) == "b has 3 % higher TTFT p99 than a: worse."
@@ -283,8 +283,8 @@ def test_an_answer_names_the_metrics_that_say_the_opposite() -> None:
 
 def test_an_answer_says_that_the_baseline_alone_is_unstable() -> None:
     rows = [{"variant": name, "metric": "ttft_p99", "verdict": "unstable"} for name in ("b", "c")]
-    order = {"order": ["c", "b"], "unstable": ["a"]}
-    assert _answer(order, rows, ["", ""], rows, "a", "TTFT p99") == (
+    order = {"metric": "ttft_p99", "order": ["c", "b"], "unstable": ["a"]}
+    assert _answer(order, rows, ["", ""], rows, "a") == (
         "The queue of the baseline, a, grows without bound, but the queue of c, b does not."
     )
 
@@ -292,5 +292,5 @@ def test_an_answer_says_that_the_baseline_alone_is_unstable() -> None:
 def test_an_answer_does_not_deny_a_better_policy_behind_the_baseline() -> None:
     rows = [{"variant": "b", "metric": "ttft_p99", "verdict": "better"}]
     rows.append({"variant": "c", "metric": "ttft_p99", "verdict": "undecided"})
-    order = {"order": ["a", "b", "c"], "unstable": []}
-    assert _answer(order, rows, ["", ""], rows, "a", "TTFT p99").endswith("by paired changes b is better.")
+    order = {"metric": "ttft_p99", "order": ["a", "b", "c"], "unstable": []}
+    assert _answer(order, rows, ["", ""], rows, "a").endswith("by paired changes b is better.")
