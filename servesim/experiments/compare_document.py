@@ -20,7 +20,7 @@ from servesim.experiments.metrics import METRICS, Metric, metric_label
 from servesim.experiments.named import failures, grouped, several
 from servesim.experiments.outcome import ATTAINMENT, busy_notes, shares_of
 from servesim.experiments.replicates import Replicates
-from servesim.experiments.run_metrics import NONE_ARRIVES, measure, steady_rows, usd_per_hour
+from servesim.experiments.run_metrics import NONE_ARRIVES, Slice, measure
 from servesim.experiments.run_warnings import run_warnings
 from servesim.experiments.runner import Runner
 from servesim.experiments.sameness import Equal, described, equal_ones, equal_text, warnings_of
@@ -73,12 +73,12 @@ class Values(NamedTuple):
             if cell.address not in runner.errors:
                 if j == 0 or cell.address != cells[j - 1].address:  # windows are parts of one run
                     run = runner.load(cell)
-                    rows = steady_rows(run, *ends)
-                    if not len(rows):
+                    steady = Slice.of(run, *ends)
+                    if not len(steady.rows):
                         runner.errors[cell.address] = NONE_ARRIVES
                         continue
-                    hourly.append(usd_per_hour(run, *ends))
-                    shares.append(shares_of(run, goals, rows))
+                    hourly.append(steady.usd_per_hour)
+                    shares.append(shares_of(run, goals, steady.rows))
                 unstable += run.unstable
                 found = measure(run, metrics, *ends, part=repeats.rows(j))
                 values[j] = [found[m.name] for m in metrics]

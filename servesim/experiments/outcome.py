@@ -16,7 +16,7 @@ from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.metrics import Metric
 from servesim.experiments.reasons import Misses, exact_length, misses_of
 from servesim.experiments.replicates import Replicates
-from servesim.experiments.run_metrics import Run, measure, part_rows, steady_rows, usd_per_hour
+from servesim.experiments.run_metrics import Run, Slice, measure, part_rows
 from servesim.experiments.statistics import mean_interval
 from servesim.run.scenario import Scenario
 
@@ -72,9 +72,10 @@ class Measuring:
 
     def outcome(self, run: Run) -> Outcome:
         """Return the outcome of a run."""
-        rows, arrival_ns = steady_rows(run, *self.ends), run.columns["arrival_ns"]
+        steady, arrival_ns = Slice.of(run, *self.ends), run.columns["arrival_ns"]
+        rows = steady.rows
         each = self._good(run, rows)
-        hourly = (usd_per_hour(run, *self.ends, part=window) for window in self.repeats.windows)
+        hourly = (Slice.of(run, *self.ends, window).usd_per_hour for window in self.repeats.windows)
         shares = tuple(share_of(good) if len(rows) else float("nan") for _, good in each)
         parts: list[tuple[float, ...]] = []
         minute = None
@@ -94,7 +95,7 @@ class Measuring:
             unstable=run.unstable,
             enough=run.summary["stability"]["enough_requests"],
             busy=float(run.summary["engine"]["gpu_busy_share"] or 0.0),
-            usd_per_hour=usd_per_hour(run, *self.ends),
+            usd_per_hour=steady.usd_per_hour,
             usd_parts=tuple(usd for usd in hourly if usd == usd),
             counted=tuple(len(of) for of, _ in each),
         )

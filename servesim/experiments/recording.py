@@ -128,8 +128,7 @@ def due_ns(run: RecordedRun) -> Ints:
     for an answer before it sends another request; beyond the cap, it waits for nothing else."""
     if run.concurrency is None or not len(run):
         return run.arrival_ns
-    due: Ints = np.minimum(run.arrival_ns, run.arrival_ns[min(run.concurrency, len(run)) - 1])
-    return due
+    return np.asarray(np.minimum(run.arrival_ns, run.arrival_ns[min(run.concurrency, len(run)) - 1]))
 
 
 def csv_columns(path: Path) -> dict[str, list[str]]:

@@ -132,15 +132,12 @@ def _json_keys(text: str) -> set[str]:
 def _ordered(run: RecordedRun) -> RecordedRun:
     """Sort rows by sending time, and check their times and the server's policies."""
     check_code([run.server.scheduler, run.server.speculation, run.server.acceptance], str(run.path))
-    for name in ("prompt_len", "output_len"):
-        bad = np.flatnonzero(getattr(run, name) < 1)
+    for name, least in (("prompt_len", 1), ("output_len", 1), ("ttft_ms", 0), ("e2el_ms", 0)):
+        values = getattr(run, name)
+        bad = np.flatnonzero(values < least)
         if len(bad):
-            value = getattr(run, name)[bad[0]]
-            raise UserError(f"{run.path}: request {bad[0]}: {name} is {value} but must be at least 1")
-    for name in ("ttft_ms", "e2el_ms"):
-        bad = np.flatnonzero(getattr(run, name) < 0)
-        if len(bad):
-            raise UserError(f"{run.path}: request {bad[0]}: {name} is negative")
+            said = f"{name} is {values[bad[0]]} but must be at least {least}"
+            raise UserError(f"{run.path}: request {bad[0]}: {said}")
     order = np.argsort(run.arrival_ns, kind="stable")
     columns = ("arrival_ns", "prompt_len", "output_len", "ttft_ms", "e2el_ms", "prompt_id")
     picked = {name: getattr(run, name)[order] for name in columns if getattr(run, name) is not None}

@@ -89,15 +89,13 @@ def _with_lengths(run: RecordedRun, known: Sequence[RecordedRun]) -> RecordedRun
 def _summing_to(lengths: Ints, total: int) -> Ints:
     """Return lengths that are proportional to the given ones and add up to `total`, each at least 1."""
     scaled = np.diff(np.rint(np.cumsum(lengths) * (total / lengths.sum())), prepend=0.0)
-    whole: Ints = np.maximum(scaled, 1).astype(np.int64)
-    return whole
+    return np.asarray(np.maximum(scaled, 1), dtype=np.int64)
 
 
 def _lengths(record: dict[str, Any], name: str, total: str, count: int) -> Ints:
     if record.get(name):
         return np.array(record[name], dtype=np.int64)
-    mean: Ints = np.full(count, max(1, round(record[total] / max(count, 1))), dtype=np.int64)
-    return mean
+    return np.full(count, max(1, round(record[total] / max(count, 1))), dtype=np.int64)
 
 
 def _counters(path: Path, when: str = "m1") -> str:

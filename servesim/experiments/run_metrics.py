@@ -162,6 +162,11 @@ class Slice:
             return _usd_of_replicas(self.run, self.start, self.end)
         return float(listed_usd_per_hour(scenario) * self.ns / SECOND / 3600)
 
+    @property
+    def usd_per_hour(self) -> float:
+        """Hourly cost ($) of the GPUs that were up during the part, NaN if its length is 0."""
+        return self.usd * 3600 * SECOND / self.ns if self.ns else float("nan")
+
     def holds(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return a mask of the times within the part."""
         return np.asarray((times >= self.start) & (times <= self.end))
@@ -201,11 +206,6 @@ def measure(
     return {metric.name: metric.part(measured) for metric in metrics}
 
 
-def steady_rows(run: Run, warmup: float, cooldown: float) -> NDArray[np.int64]:
-    """Return the rows of the requests in the window."""
-    return Slice.of(run, warmup, cooldown).rows
-
-
 def part_rows(run: Run, part: tuple[int, int]) -> NDArray[np.bool_]:
     """Return a mask of the requests that belong to a range of rows of the trace. Retries, whose row numbers lie beyond
     the trace's end, belong to the row of their original request."""
@@ -223,13 +223,6 @@ def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str
     for name, limit in limits.items():
         good = good & (np.nan_to_num(run.latency_ms(name)) <= limit)
     return good
-
-
-def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tuple[int, int] | None = None) -> float:
-    """Return the hourly cost ($) of the GPUs that were up in the window or in a part of the trace, NaN if its length is
-    0."""
-    measured = Slice.of(run, warmup, cooldown, part)
-    return measured.usd * 3600 * SECOND / measured.ns if measured.ns else float("nan")
 
 
 def _usd_of_replicas(run: Run, start: float, end: float) -> float:

@@ -27,8 +27,6 @@ BCA_FROM = 30
 MAX_REPLICATES = 100_000
 FEWEST = 3
 """Minimum effective number of three windows or more."""
-
-
 METHODS = ("auto", "t", "studentized", "bca")
 
 

@@ -68,7 +68,7 @@ from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import ATTAINMENT, busy_notes, shares_of
 from servesim.experiments.ranking import PARETO, best_by_rate, by_rate, judge_stability, pareto_front
 from servesim.experiments.replicates import WORKLOAD, Replicates, check_count, replicates_of
-from servesim.experiments.run_metrics import NONE_ARRIVES, check_window, measure, steady_rows
+from servesim.experiments.run_metrics import NONE_ARRIVES, Slice, check_window, measure
 from servesim.experiments.run_warnings import run_warnings
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.sameness import equal_ones, equal_text
@@ -236,7 +236,7 @@ class Table:
     def _measure(self, cell: Cell, entry: Entry) -> None:
         v, repeats, cells = entry
         run, scenario, ends = self._runner.load(cell), Scenario.of(v.settings), repeats.margins(*self._ends)
-        rows, goals = steady_rows(run, *ends), goals_of(scenario, ATTAINMENT)
+        rows, goals = Slice.of(run, *ends).rows, goals_of(scenario, ATTAINMENT)
         if not len(rows):
             self._runner.errors[cell.address] = NONE_ARRIVES
             return

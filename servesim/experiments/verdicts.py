@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.experiments.metrics import Metric, metric_label
-from servesim.experiments.run_metrics import Run, Slice, steady_rows
+from servesim.experiments.run_metrics import Run, Slice
 from servesim.experiments.statistics import (
     Interval,
     effective_number,
@@ -124,7 +124,7 @@ def _judged(
     base, other = runs
     if base is None or other is None or not metric.latency or not d.any():
         return Judged(d, Interval(-np.inf, np.inf), 1.0)
-    parts = np.array_split(steady_rows(base, settings.warmup, settings.cooldown), PARTS)
+    parts = np.array_split(Slice.of(base, settings.warmup, settings.cooldown).rows, PARTS)
     a, b = (
         np.array([metric.part(replace(run, rows=part, whole=False)) if len(part) else np.nan for part in parts])
         for run in (Slice.of(base, 0, 0), Slice.of(other, 0, 0))

@@ -16,7 +16,7 @@ from servesim.experiments.capacity_answer import _deployment
 from servesim.experiments.capacity_scaled import against_fixed, at_load, cost_of, hour_text, scaled_labels
 from servesim.experiments.metrics import METRICS
 from servesim.experiments.outcome import Outcome
-from servesim.experiments.run_metrics import Run, measure, usd_per_hour
+from servesim.experiments.run_metrics import Run, Slice, measure
 from servesim.experiments.variants import price_of
 
 SECOND = 10**9
@@ -57,8 +57,8 @@ def run(**scenario: Any) -> Run:
 def test_replicas_of_an_autoscaler_cost_the_time_they_were_up_within_the_window() -> None:
     scaled = run(scaler={"name": "hpa"})
     # all of it: 100 s and 30 s at a cent; from 10 s to 60 s: 50 s and 10 s
-    assert usd_per_hour(scaled) == pytest.approx(1.30 * 36)
-    assert usd_per_hour(scaled, 0.1, 0.4) == pytest.approx(0.60 * 72)
+    assert Slice.of(scaled, 0, 0).usd_per_hour == pytest.approx(1.30 * 36)
+    assert Slice.of(scaled, 0.1, 0.4).usd_per_hour == pytest.approx(0.60 * 72)
     tokens = 303
     price = measure(scaled, [METRICS["usd_per_million_tokens"]], 0, 0)["usd_per_million_tokens"]
     assert price == pytest.approx(1.30e6 / tokens)
@@ -67,16 +67,16 @@ def test_replicas_of_an_autoscaler_cost_the_time_they_were_up_within_the_window(
 def test_a_window_pays_for_reserved_gpus_throughout_and_for_others_while_they_are_up() -> None:
     """One GPU is reserved at a cent a second, others cost two: 100 s and 30 s in all; 50 s and 10 s from 10 to 60 s."""
     scaled = run(scaler={"name": "hpa"}, price={"h100": "1@36+72"})
-    assert usd_per_hour(scaled) == pytest.approx((1.00 + 0.60) * 36)
-    assert usd_per_hour(scaled, 0.1, 0.4) == pytest.approx((0.50 + 0.20) * 72)
+    assert Slice.of(scaled, 0, 0).usd_per_hour == pytest.approx((1.00 + 0.60) * 36)
+    assert Slice.of(scaled, 0.1, 0.4).usd_per_hour == pytest.approx((0.50 + 0.20) * 72)
     kept = run(scaler={"name": "hpa"}, price={"h100": "3@36+72"})
-    assert usd_per_hour(kept, 0.1, 0.4) == pytest.approx(3 * 36)
+    assert Slice.of(kept, 0.1, 0.4).usd_per_hour == pytest.approx(3 * 36)
 
 
 def test_fixed_replicas_cost_all_the_time_and_a_part_of_the_trace_its_own() -> None:
-    assert usd_per_hour(run(replicas=2)) == pytest.approx(72)
+    assert Slice.of(run(replicas=2), 0, 0).usd_per_hour == pytest.approx(72)
     # the second request's part is from its arrival to the next one: 50 s to 100 s, 50 s and 30 s up
-    assert usd_per_hour(run(scaler={"name": "hpa"}), part=(1, 2)) == pytest.approx(0.80 * 72)
+    assert Slice.of(run(scaler={"name": "hpa"}), 0, 0, (1, 2)).usd_per_hour == pytest.approx(0.80 * 72)
 
 
 def test_a_price_by_name_holds_for_fixed_ones_and_scaled_ones_have_none_before_they_run() -> None:
