@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from servesim.contracts.section import Settings
@@ -58,7 +59,7 @@ class Replicates:
         """Return as many replicates with the seeds that follow, if each is a seed."""
         return replace(self, changes=tuple({"seed": change["seed"] + len(self)} for change in self.changes))
 
-    @property
+    @cached_property
     def windows(self) -> list[tuple[int, int]]:
         """Row range in the run (the first row and one past the last) of each replicate that is a window."""
         skips = [change["skip"] - self.changes[0]["skip"] for change in self.changes if self.recorded]
