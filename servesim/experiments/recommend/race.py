@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.limit_search import RateSearch
@@ -110,9 +112,12 @@ class Race:
 
     def beat(self, entrants: Sequence[Entrant], price: float) -> list[tuple[Entrant, float]]:
         """Return the deployments that cost less than a price, each with a load that it carries at a lower one."""
-        rivals = [e for e in entrants if e.bound < price]
-        asked = [(e, at) for e in rivals if (at := self.aim.load(e.variant, price)) is not None]
-        return [one for one, yes in zip(asked, self.carried(asked), strict=True) if yes]
+        return self.passed([(e, self.aim.load(e.variant, price)) for e in entrants if e.bound < price])
+
+    def passed(self, asked: Sequence[tuple[Entrant, float | None]]) -> list[tuple[Entrant, float]]:
+        """Run deployments, each at a load unless it has none. Return those that carry it, with the load."""
+        loads = [(e, load) for e, load in asked if load]
+        return [one for one, yes in zip(loads, self.carried(loads), strict=True) if yes]
 
     def measure(self, starts: Sequence[tuple[Entrant, float]], tolerance: float) -> None:
         """Find the prices of deployments, each from a load near its limit."""
@@ -132,10 +137,55 @@ class Race:
         for e, search in searches:
             self.prices[e.variant.label] = self.aim.price(e.variant, search.found) if search.found else math.inf
 
+    def improved(
+        self, heads: Sequence[Entrant], challengers: Sequence[Sequence[Entrant]], gain: float
+    ) -> list[Entrant]:
+        """Return the best of each head and its challengers, which must lower its price by more than `gain`. A round
+        measures the strongest challenger of each head and runs the others at its price, so that few of them are
+        measured."""
+        best, left = list(heads), [[*each] for each in challengers]
+        while any(left):
+            asked = list[tuple[Entrant, float | None]]()
+            for head, rivals in zip(best, left, strict=True):
+                price = self.prices[head.variant.label] * (1 - gain)
+                asked += [(e, self.aim.load(e.variant, price)) for e in rivals if e.bound < price]
+            won = {e.variant.label: load for e, load in self.passed(asked)}
+            margins = {label: self.study.judged[label, load].margin for label, load in won.items()}
+            starts = list[tuple[Entrant, float]]()
+            for i, rivals in enumerate(left):
+                left[i] = [e for e in rivals if e.variant.label in won]
+                if left[i]:
+                    best[i] = max(left[i], key=lambda e: margins[e.variant.label])
+                    left[i].remove(best[i])
+                    starts.append((best[i], won[best[i].variant.label]))
+            self.measure(starts, gain)
+        return best
+
+
+class LatencyRace(Race):
+    """Race whose prices are latencies in ms at the rate of the question; infinity for a missed SLO. A single run gives
+    the latency, so nothing is bisected."""
+
+    def measure(self, starts: Sequence[tuple[Entrant, float]], tolerance: float) -> None:
+        for (e, load), carried in zip(starts, self.carried(starts), strict=True):
+            outcomes = self.study.outcomes.get((e.variant.label, load), ())
+            ms = [outcome.values[self.aim.metric] for outcome in outcomes]
+            self.prices[e.variant.label] = float(np.mean(ms)) if carried else math.inf
+
+    def improved(
+        self, heads: Sequence[Entrant], challengers: Sequence[Sequence[Entrant]], gain: float
+    ) -> list[Entrant]:
+        self.measure([(e, self.aim.rate_at(0.0)) for each in challengers for e in each], gain)
+        best = [min(each, key=self.rank, default=head) for head, each in zip(heads, challengers, strict=True)]
+        return [
+            e if self.prices[e.variant.label] < self.prices[head.variant.label] * (1 - gain) else head
+            for head, e in zip(heads, best, strict=True)
+        ]
+
 
 def screen(race: Race, entrants: Sequence[Entrant], batch: int) -> list[Entrant]:
-    """Return the deployments whose price is at most `NEAR` times the best, best first, from all of them in the order
-    of their bounds. Those whose bound alone is higher are not run. Once a batch carries nothing, deployments of the next
+    """Return the deployments whose price is at most `NEAR` times the best, best first, from all of them in the order of
+    their bounds. Those whose bound alone is higher are not run. Once a batch carries nothing, deployments of the next
     ones are measured only if they carry next to nothing."""
     best, left = math.inf, sorted(entrants, key=lambda e: e.bound)
     kept: list[Entrant] = []
@@ -146,7 +196,10 @@ def screen(race: Race, entrants: Sequence[Entrant], batch: int) -> list[Entrant]
         if not now:
             break
         if best == math.inf:
-            hopeful = _hopeful(race, now) if vain else now
+            hopeful = now
+            if vain:
+                least = [(e, race.aim.load(e.variant, e.bound / NEXT_TO_NOTHING)) for e in now if e.bound < math.inf]
+                hopeful = [e for e, _ in race.passed(least)]
             race.measure([(e, load) for e in hopeful if (load := race.aim.load(e.variant, 2 * e.bound))], 0.1)
             kept += [e for e in now if race.prices.get(e.variant.label, math.inf) < math.inf]
             vain = not kept
@@ -157,13 +210,6 @@ def screen(race: Race, entrants: Sequence[Entrant], batch: int) -> list[Entrant]
         best = min((race.prices[e.variant.label] for e in kept), default=math.inf)
     kept = [e for e in kept if race.prices[e.variant.label] <= NEAR * best]
     return sorted(kept, key=lambda e: (race.prices[e.variant.label], e.bound))
-
-
-def _hopeful(race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
-    """Return the deployments that carry next to nothing."""
-    loads = [(e, race.aim.load(e.variant, e.bound / NEXT_TO_NOTHING)) for e in entrants if e.bound < math.inf]
-    asked = [(e, load) for e, load in loads if load]
-    return [e for (e, _), yes in zip(asked, race.carried(asked), strict=True) if yes]
 
 
 def climb(
@@ -181,36 +227,8 @@ def climb(
         for head in heads:
             asked.append([e for e in neighbors(head, race) if e.variant.label not in tried])
             tried |= {e.variant.label for e in asked[-1]}
-        improved = _knocked_out(race, heads, asked, gain)
+        improved = race.improved(heads, asked, gain)
         if improved == heads:
             break
         heads = improved
     return sorted(heads, key=race.rank)
-
-
-def _knocked_out(
-    race: Race, heads: Sequence[Entrant], asked: Sequence[Sequence[Entrant]], gain: float
-) -> list[Entrant]:
-    """Return the best of each head and its challengers. A round measures the strongest challenger of each head and
-    runs the others at its price, so that few of them are measured."""
-    best, left = list(heads), [[*each] for each in asked]
-    while any(left):
-        loads: list[tuple[int, Entrant, float]] = []
-        for i, challengers in enumerate(left):
-            price = race.prices[best[i].variant.label] * (1 - gain)
-            rivals = [e for e in challengers if e.bound < price]
-            loads += [(i, e, at) for e in rivals if (at := race.aim.load(e.variant, price)) is not None]
-        done = race.carried([(e, load) for _, e, load in loads])
-        passed = [one for one, yes in zip(loads, done, strict=True) if yes]
-        judged = race.study.judged
-        left = [[] for _ in heads]
-        starts: list[tuple[Entrant, float]] = []
-        for i in range(len(heads)):
-            mine = [(e, load) for j, e, load in passed if j == i]
-            if mine:
-                first = max(mine, key=lambda one: judged[one[0].variant.label, one[1]].margin)
-                starts.append(first)
-                left[i] = [e for e, _ in mine if e is not first[0]]
-                best[i] = first[0]
-        race.measure(starts, gain)
-    return best

@@ -23,7 +23,6 @@ from servesim.experiments.axes import load_grid
 from servesim.experiments.capacity import Found, Terms, answer_with, opened
 from servesim.experiments.objects import Objects
 from servesim.experiments.recommend.answer import finished
-from servesim.experiments.recommend.latency import LatencySearch
 from servesim.experiments.recommend.question import Question
 from servesim.experiments.recommend.search import Search
 from servesim.experiments.store import DEPLOY
@@ -68,9 +67,7 @@ def recommend(
     wanted = ["command", *(listed("form", forms) if isinstance(forms, str) else forms or ())]
     launch.check_forms(wanted)
     with opened(terms, objects, question.space.base) as runner:
-        kind = LatencySearch if question.aim.metric else Search
-        search = kind(question, runner, random.Random(search_seed))
-        finalists, story = search.run()
+        finalists, story = Search(question, runner, random.Random(search_seed)).run()
         story.forms, story.error = wanted, error
 
         def finish(found: Found) -> None:

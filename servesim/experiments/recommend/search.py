@@ -16,7 +16,7 @@ from servesim.experiments.recommend.aims import Aim, Headroom, LeastLatency, Pri
 from servesim.experiments.recommend.answer import Story
 from servesim.experiments.recommend.lengths import EARLY, Length, horizon_s
 from servesim.experiments.recommend.question import Question
-from servesim.experiments.recommend.race import Entrant, Race, climb, screen
+from servesim.experiments.recommend.race import Entrant, LatencyRace, Race, climb, screen
 from servesim.experiments.recommend.space import Choices, Point, changed, grid, measured
 from servesim.experiments.replicates import replicates_of
 from servesim.experiments.runner import Runner
@@ -62,7 +62,8 @@ class Search:
         heads = self._few(climb(coarse, heads, self._with_flags, GAIN, 1), coarse, CLIMBERS)
         heads = climb(coarse, heads, self._with_flags, GAIN, PASSES)
         heads = climb(coarse, heads, self._with_features, GAIN, 1)
-        heads = [*climb(coarse, heads[:1], self._shaken, GAIN, 1), *heads[1:]]
+        if not aim.metric:
+            heads = [*climb(coarse, heads[:1], self._shaken, GAIN, 1), *heads[1:]]
         fine = self.race(q.climb, aim)
         best = self._few(heads, coarse, FINALISTS)
         fine.measure([(e, self._start(coarse, e)) for e in best], GAIN)
@@ -161,7 +162,8 @@ class Search:
         early = None
         if not q.recorded and EARLY * ends[0] < 1:
             early = Study(self._runner, [], replace(measuring, ends=(EARLY * ends[0], 0.0)))
-        return Race(Study(self._runner, [], measuring), aim, length, max(most, q.rate), early=early)
+        kind = LatencyRace if aim.metric else Race
+        return kind(Study(self._runner, [], measuring), aim, length, max(most, q.rate), early=early)
 
     def _checked(self, point: Point) -> Entrant | None:
         """Return a deployment that may race, or None, with the reason in `_refused`."""

@@ -14,8 +14,7 @@ from servesim.experiments.capacity_error import CapacityError
 from servesim.experiments.recommend import latency_error
 from servesim.experiments.recommend.aims import LeastLatency, MostForBudget, MostTraffic
 from servesim.experiments.recommend.budget import latency, ratio_interval
-from servesim.experiments.recommend.latency import LatencyRace
-from servesim.experiments.recommend.race import Entrant, Race
+from servesim.experiments.recommend.race import Entrant, LatencyRace, Race, climb
 from servesim.experiments.recommend.words import ratio_words, sure_price
 from servesim.intervals.fitted import Factors
 from servesim.intervals.pairs import Spread
@@ -79,7 +78,7 @@ def test_each_deployment_runs_once_and_the_best_change_is_kept() -> None:
     def neighbors(e: Entrant, _: Race) -> list[Entrant]:
         return [every[label] for label in near[e.variant.label]]
 
-    assert race.improved(every["a"], neighbors, 5).variant.label == "c"
+    assert [e.variant.label for e in climb(race, [every["a"]], neighbors, 0.01, 5)] == ["c"]
     assert race.prices == {"a": 100.0, "b": 90.0, "c": 80.0, "d": float("inf"), "e": 79.6}
     assert study.runs == 5
 
