@@ -31,20 +31,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity import Found
 from servesim.experiments.capacity_answer import ordered
-from servesim.experiments.goals import Goal
 from servesim.experiments.outcome import Judged
-from servesim.experiments.recommend.aims import LeastLatency, PriceForRate, PricePerRequest
+from servesim.experiments.recommend.aims import Aim, LeastLatency
 from servesim.experiments.recommend.budget import ratio_interval, timed
 from servesim.experiments.recommend.front import front
 from servesim.experiments.recommend.latency_error import LatencyError, sure_words
+from servesim.experiments.recommend.question import Question
 from servesim.experiments.recommend.race import NEAR, Entrant, Race
-from servesim.experiments.recommend.space import Space, grid
 from servesim.experiments.recommend.words import (
     NOT_SEARCHED,
     changes,
@@ -67,13 +66,11 @@ QUESTION = (*WORKLOAD, "model", "gpu", "price", "slo", "slo_percentiles", "slo_c
 """Settings of the question, which no command needs to hold."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Story:
     """Course of a search, from which the answer is explained."""
 
-    space: Space
-    aim: PricePerRequest
-    goals: Sequence[Goal]
+    question: Question
     screening: Race
     coarse: Race
     fine: Race
@@ -84,99 +81,84 @@ class Story:
     finalists: Mapping[str, Entrant]
     """Deployments compared at full length, by label."""
     refused: Mapping[str, str]
-    without: dict[str, float] = field(default_factory=dict)
+    without: Mapping[str, float]
     """Price of the first deployment without one of its flags, by flag, as a multiple of the price with it."""
-    error: bool = False
-    """Whether to compute the model's error of latencies."""
-    forms: Sequence[str] = ("command",)
-    """Forms of files to write."""
 
-    def ablate(self, first: Entrant, without: Mapping[str, Variant]) -> None:
-        """Measure the first deployment without each of its flags."""
-        price = self.fine.prices.get(first.variant.label, math.inf)
-        if price == math.inf:
-            return
-        entrants = {key: Entrant(first.point, v) for key, v in without.items()}
-        load = self.fine.aim.load
-        self.fine.measure([(e, load(e.variant, price) or 1.0) for e in entrants.values()], 0.02)
-        self.without = {key: self.fine.prices[e.variant.label] / price for key, e in entrants.items()}
+    @property
+    def aim(self) -> Aim:
+        """Aim of the question."""
+        return self.question.aim
 
     def most(self) -> dict[str, float]:
         """Return the highest rate per replica of the finalists, by label; empty unless the search has measured it."""
-        if not isinstance(self.aim, PriceForRate):
-            return {}
-        replicas = {label: int(e.point.get("replicas") or 1) for label, e in self.finalists.items()}
-        return {label: rate / replicas[label] for label, rate in self._rates().items()}
+        rates = self._rates() if self.aim.key == "replicas" else {}
+        return {label: rate / self.finalists[label].replicas for label, rate in rates.items()}
 
     def near(self) -> dict[str, float]:
-        """Return the rates near which the finalists reach their limits, by label; empty if replicas are searched."""
-        if isinstance(self.aim, PriceForRate | LeastLatency):
-            return {}
-        return self._rates()
+        """Return the rates near which the finalists reach their limits, by label; empty if the question has a rate."""
+        return {} if self.aim.key == "replicas" or self.aim.metric else self._rates()
 
     def _rates(self) -> dict[str, float]:
-        prices = {label: self.fine.prices.get(e.variant.label, math.inf) for label, e in self.finalists.items()}
-        known = {label: price for label, price in prices.items() if price < math.inf}
-        found = {label: self.fine.aim.load(self.finalists[label].variant, price) for label, price in known.items()}
+        known = {label: e for label, e in self.finalists.items() if self.fine.price(e) < math.inf}
+        found = {label: self.fine.aim.load(e.variant, self.fine.price(e)) for label, e in known.items()}
         return {label: load for label, load in found.items() if load}
 
+    def published(self, row: Row) -> bool:
+        """Return whether a finalist has the formats of the published model."""
+        return self.question.space.published(self.finalists[row["label"]].point)
 
-def finished(found: Found, story: Story, requests: int | None = None) -> None:
-    """Add the recommendation to the document of a capacity question, with the number of requests of a log."""
-    document = found.document
-    if isinstance(story.aim, LeastLatency):
-        sizes = {label: int(e.point.get("replicas") or 1) for label, e in story.finalists.items()}
-        timed(found, story.goals, story.aim, sizes)
+
+def finished(found: Found, story: Story, forms: Sequence[str]) -> None:
+    """Add the recommendation to the document of a capacity question, with files of these forms."""
+    document, q = found.document, story.question
+    if isinstance(q.aim, LeastLatency):
+        timed(found, q.goals, q.aim, {label: e.replicas for label, e in story.finalists.items()})
     rows = _ranked([row for row in ordered(found.rows) if row["verdict"] == "carries"], story)
     if rows:
-        if story.error:
-            document["model_error"] = LatencyError(found.study, rows, story.aim.metric).add()
+        if q.aim.metric and q.terms.intervals:
+            document["model_error"] = LatencyError(found.study, rows, q.aim.metric).add()
         for row in found.rows:
             row["cheapest"] = row is rows[0]
-        document["answer"] = first_words(story.aim, rows[0], rows[1:])
-    document["workload"] = dict(story.space.base)
-    document["requests"] = requests
-    document["recommendation"] = _recommendation(found, story, rows) if rows else None
+        document["answer"] = first_words(q.aim, rows[0], rows[1:])
+    document["workload"] = dict(q.space.base)
+    document["requests"] = q.requests
+    document["recommendation"] = _recommendation(found, story, rows, forms) if rows else None
     document["notes"].append(searched_words(_search(story)))
 
 
 def _ranked(rows: Sequence[Row], story: Story) -> list[Row]:
     """Return rows by the price that they surely have: at the low end of the rate's interval, if the rate is searched.
     Of prices that are the same, that of the published formats comes first."""
-    formats = _published(story.space)
 
     def key(row: Row) -> tuple[float, bool, float]:
         price = sure_price(story.aim, row)
-        point = story.finalists[row["label"]].point
-        return round(math.log(price) / 0.005), any(point.get(k) != v for k, v in formats.items()), price
+        return round(math.log(price) / 0.005), not story.published(row), price
 
     return sorted((row for row in rows if sure_price(story.aim, row) < math.inf), key=key)
 
 
-def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str, Any]:
-    variants = {v.label: v for v in found.study.variants}
-    entrants = story.finalists
-    first, *others = rows
-    best = entrants[first["label"]]
-    settings = _scenario(variants[first["label"]], first)
-    formats = _published(story.space)
-    plain = Scenario.of({key: value for key, value in {**settings, **formats}.items() if value is not None})
+def _recommendation(found: Found, story: Story, rows: Sequence[Row], forms: Sequence[str]) -> dict[str, Any]:
+    q, (first, *others) = story.question, rows
+    best = story.finalists[first["label"]]
+    settings = _scenario(next(v for v in found.study.variants if v.label == first["label"]), first)
+    published = {**settings, **q.space.formats}
+    plain = Scenario.of({key: value for key, value in published.items() if value is not None})
     return {
-        "aim": story.aim.name,
+        "aim": q.aim.name,
         "first": first["label"],
         "settings": settings,
         **({"latency": first["latency"]} if "latency" in first else {}),
-        "front": front(found, [goal.limits for goal in story.goals], story.aim.metric, story.most()),
-        "runner_up": _runner_up(found, story.aim, first, others[0]) if others else None,
+        "front": front(found, [goal.limits for goal in q.goals], q.aim.metric, story.most()),
+        "runner_up": _runner_up(found, q.aim, first, others[0]) if others else None,
         "miss": _miss(story, best),
-        "published": _in_published(story, first, rows, entrants),
+        "published": _in_published(story, rows),
         "knobs": _knobs(story, best, rows),
         "needs": [*needs(Scenario.of(settings), plain)],
-        "sure": sure_words(rows) if story.aim.metric else [],
-        "changes": changes(story.aim, found.document, first, others),
+        "sure": sure_words(rows) if q.aim.metric else [],
+        "changes": changes(q.aim, found.document, first, others),
         "measure": measure_words(found.document, settings, first),
-        "not_searched": [one for one in NOT_SEARCHED if not set(one["keys"]) <= {*story.space.own}],
-        "run": _run(settings, story.forms),
+        "not_searched": [one for one in NOT_SEARCHED if not set(one["keys"]) <= {*q.space.own}],
+        "run": _run(settings, forms),
         "search": _search(story),
     }
 
@@ -187,17 +169,12 @@ def _scenario(v: Variant, row: Row) -> dict[str, Any]:
     return {**given, "replicas": row["replicas"]} if row["by"] == "replicas" else given
 
 
-def _published(space: Space) -> dict[str, Any]:
-    """Return the formats of the published model."""
-    return {key: grid(space.axes[key])[0] for key in ("dtype", "kv_dtype") if key in space.axes}
-
-
-def _against(aim: PricePerRequest, first: Row, other: Row, words: Any) -> dict[str, Any]:
+def _against(aim: Aim, first: Row, other: Row, words: Any) -> dict[str, Any]:
     ratio = sure_price(aim, other) / sure_price(aim, first)
     return {"label": other["label"], "price_ratio": ratio, "says": words(aim, first, other, ratio)}
 
 
-def _runner_up(found: Found, aim: PricePerRequest, first: Row, other: Row) -> dict[str, Any]:
+def _runner_up(found: Found, aim: Aim, first: Row, other: Row) -> dict[str, Any]:
     """Return the next deployment and why it lost; for latencies, with the interval of their ratio."""
     against = _against(aim, first, other, runner_up_words)
     if not aim.metric:
@@ -206,17 +183,14 @@ def _runner_up(found: Found, aim: PricePerRequest, first: Row, other: Row) -> di
     return against | {"low": low, "high": high, "says": against["says"] + ratio_words(low, high)}
 
 
-def _in_published(
-    story: Story, first: Row, rows: Sequence[Row], entrants: Mapping[str, Entrant]
-) -> dict[str, Any] | None:
-    formats = _published(story.space)
-    same = [r for r in rows if all(entrants[r["label"]].point.get(k) == v for k, v in formats.items())]
-    return _against(story.aim, first, same[0], published_words) if same and same[0] is not first else None
+def _in_published(story: Story, rows: Sequence[Row]) -> dict[str, Any] | None:
+    best = next(filter(story.published, rows), rows[0])
+    return _against(story.aim, rows[0], best, published_words) if best is not rows[0] else None
 
 
 def _knobs(story: Story, best: Entrant, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return what each setting of the first deployment is worth."""
-    lost = {key: _without(story, best, rows, key) for key in story.space.axes}
+    lost = {key: _without(story, best, rows, key) for key in story.question.space.axes}
     ratios = [(key, *one) for key, one in lost.items() if one is not None]
     ratios += [(key, ratio, False) for key, ratio in story.without.items()]
     gains = {key: math.log(ratio) for key, ratio, _ in ratios if 1 < ratio < math.inf}
@@ -274,7 +248,7 @@ def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
     if not missed:
         return None
     _, e, load, judged = max(missed, key=lambda one: (one[0], one[1].variant.label))
-    goal, share = story.goals[judged.binding], judged.shares[judged.binding]
+    goal, share = story.question.goals[judged.binding], judged.shares[judged.binding]
     ratio = race.aim.price(e.variant, load) / min(own)
     said = miss_words(story.aim, e.variant.label, ratio, share, goal.text)
     return {"label": e.variant.label, "price_ratio": ratio, "share": share, "goal": goal.text, "says": said}

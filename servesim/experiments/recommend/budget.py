@@ -18,9 +18,10 @@ from servesim.experiments.statistics import interval
 Row = Mapping[str, Any]
 
 
-def widened(found: Found, goals: Sequence[Goal], rate: float, most: Mapping[str, int]) -> None:
-    """Run deployments that carry the rate with the replicas that the budget buys (`most`, by label), and replace their
-    rows. A row that needs more than these stays, as does one that no longer carries the rate."""
+def timed(found: Found, goals: Sequence[Goal], aim: LeastLatency, most: Mapping[str, int]) -> None:
+    """Run deployments that carry the rate with the replicas that the budget buys (`most`, by label), replace their
+    rows, and add the latency of each row. A row that needs more than these stays, as does one that no longer carries
+    the rate."""
     study = found.study
     carried = {row["label"]: row["replicas"] for row in found.rows if row["verdict"] == "carries"}
     wide = {label: most[label] for label, n in carried.items() if n < most[label] and label not in study.scaled}
@@ -30,17 +31,11 @@ def widened(found: Found, goals: Sequence[Goal], rate: float, most: Mapping[str,
     sizes: dict[str, int | None] = {
         label: n if (judged := study.judged.get((label, n))) and judged.carried else None for label, n in wide.items()
     }
-    rows = Answer(study, goals).by_price(rate, {v.label: sizes.get(v.label) for v in study.variants})
-    for i, (row, new) in enumerate(zip(found.rows, rows, strict=True)):
+    rows = Answer(study, goals).by_price(aim.rate, {v.label: sizes.get(v.label) for v in study.variants})
+    for row, new in zip(found.rows, rows, strict=True):
         if new["replicas"] is not None and new["verdict"] == "carries":
-            found.rows[i] = new | {"binds": row["binds"]}
-
-
-def timed(found: Found, goals: Sequence[Goal], aim: LeastLatency, most: Mapping[str, int]) -> None:
-    """Widen the rows that carry the rate (`widened`) and add the latency of each."""
-    widened(found, goals, aim.rate, most)
-    for row in found.rows:
-        row["latency"] = latency(found.study, row, aim.metric) if row["verdict"] == "carries" else None
+            row |= new | {"binds": row["binds"]}
+        row["latency"] = latency(study, row, aim.metric) if row["verdict"] == "carries" else None
         if row["latency"]:
             found.document["answer"] = f"No deployment sustains {aim.rate:.4g} requests/s within {aim}"
 

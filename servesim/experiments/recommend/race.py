@@ -36,6 +36,11 @@ class Entrant:
     bound: float = 0.0
     """Lowest price that it can have, from the cost model alone."""
 
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of its point."""
+        return int(self.point.get("replicas") or 1)
+
 
 @dataclass
 class Race:
@@ -55,9 +60,13 @@ class Race:
     lost: set[tuple[str, float]] = field(default_factory=set)
     """Labels and loads that the first parts of their runs have settled: they are not carried."""
 
+    def price(self, e: Entrant) -> float:
+        """Return the price that was found for a deployment, or infinity."""
+        return self.prices.get(e.variant.label, math.inf)
+
     def rank(self, e: Entrant) -> tuple[float, ...]:
         """Return the sort key of a deployment that was measured, best first."""
-        return self.aim.rank(e.variant, self.prices.get(e.variant.label, math.inf))
+        return self.aim.rank(e.variant, self.price(e))
 
     def carried(self, asked: Sequence[tuple[Entrant, float]]) -> list[bool]:
         """Run deployments, each at a load. Return whether they carry it within the SLO."""
@@ -147,7 +156,7 @@ class Race:
         while any(left):
             asked = list[tuple[Entrant, float | None]]()
             for head, rivals in zip(best, left, strict=True):
-                price = self.prices[head.variant.label] * (1 - gain)
+                price = self.price(head) * (1 - gain)
                 asked += [(e, self.aim.load(e.variant, price)) for e in rivals if e.bound < price]
             won = {e.variant.label: load for e, load in self.passed(asked)}
             margins = {label: self.study.judged[label, load].margin for label, load in won.items()}
@@ -177,10 +186,8 @@ class LatencyRace(Race):
     ) -> list[Entrant]:
         self.measure([(e, self.aim.rate_at(0.0)) for each in challengers for e in each], gain)
         best = [min(each, key=self.rank, default=head) for head, each in zip(heads, challengers, strict=True)]
-        return [
-            e if self.prices[e.variant.label] < self.prices[head.variant.label] * (1 - gain) else head
-            for head, e in zip(heads, best, strict=True)
-        ]
+        better = [self.price(e) < self.price(head) * (1 - gain) for head, e in zip(heads, best, strict=True)]
+        return [e if yes else head for head, e, yes in zip(heads, best, better, strict=True)]
 
 
 def screen(race: Race, entrants: Sequence[Entrant], batch: int) -> list[Entrant]:
@@ -201,15 +208,15 @@ def screen(race: Race, entrants: Sequence[Entrant], batch: int) -> list[Entrant]
                 least = [(e, race.aim.load(e.variant, e.bound / NEXT_TO_NOTHING)) for e in now if e.bound < math.inf]
                 hopeful = [e for e, _ in race.passed(least)]
             race.measure([(e, load) for e in hopeful if (load := race.aim.load(e.variant, 2 * e.bound))], 0.1)
-            kept += [e for e in now if race.prices.get(e.variant.label, math.inf) < math.inf]
+            kept += [e for e in now if race.price(e) < math.inf]
             vain = not kept
         else:
             starts = race.beat(now, NEAR * best)
             race.measure(starts, 0.1)
             kept += [e for e, _ in starts]
-        best = min((race.prices[e.variant.label] for e in kept), default=math.inf)
-    kept = [e for e in kept if race.prices[e.variant.label] <= NEAR * best]
-    return sorted(kept, key=lambda e: (race.prices[e.variant.label], e.bound))
+        best = min(map(race.price, kept), default=math.inf)
+    kept = [e for e in kept if race.price(e) <= NEAR * best]
+    return sorted(kept, key=lambda e: (race.price(e), e.bound))
 
 
 def climb(

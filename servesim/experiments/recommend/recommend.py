@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from servesim import launch
 from servesim.experiments.axes import load_grid
-from servesim.experiments.capacity import Found, Terms, answer_with, opened
+from servesim.experiments.capacity import Terms, answer_with, opened
 from servesim.experiments.objects import Objects
 from servesim.experiments.recommend.answer import finished
 from servesim.experiments.recommend.question import Question
@@ -61,19 +61,14 @@ def recommend(
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
     question = Question.of(settings, lists, terms, objects, gpus, budget, tune, latency)
-    error = bool(question.aim.metric) and terms.intervals
-    if error:  # of latencies (latency_error.py), not of rates and numbers of replicas
+    if question.aim.metric:  # the error is that of latencies (latency_error.py), not of rates and numbers of replicas
         terms = terms._replace(intervals=False)
     wanted = ["command", *(listed("form", forms) if isinstance(forms, str) else forms or ())]
     launch.check_forms(wanted)
     with opened(terms, objects, question.space.base) as runner:
         finalists, story = Search(question, runner, random.Random(search_seed)).run()
-        story.forms, story.error = wanted, error
-
-        def finish(found: Found) -> None:
-            finished(found, story, question.requests)
-
-        frame = answer_with(runner, finalists, terms, finish, near=story.near())
+        near = story.near()
+        frame = answer_with(runner, finalists, terms, lambda found: finished(found, story, wanted), near)
     found = frame.attrs["document"]["recommendation"]
     if found is not None and terms.out is not None:
         folder = Path(terms.out) / DEPLOY

@@ -68,9 +68,11 @@ class Search:
         best = self._few(heads, coarse, FINALISTS)
         fine.measure([(e, self._start(coarse, e)) for e in best], GAIN)
         best = sorted(best, key=fine.rank)
-        return self._told(
-            best, Story(q.space, q.aim, q.goals, screening, coarse, fine, entrants, kept, {}, self._refused)
-        )
+        final = {(v := self._final(e, fine)).label: (v, e) for e in best or self._closest(screening, entrants)}
+        finalists = {label: e for label, (_, e) in final.items()}
+        without = self._without(best[0], fine) if best else {}
+        story = Story(q, screening, coarse, fine, entrants, kept, finalists, self._refused, without)
+        return [v for v, _ in final.values()], story
 
     def _entrants(self) -> list[Entrant]:
         """Return the structures that run. Raise UserError if there are none."""
@@ -86,15 +88,6 @@ class Search:
         kept = screen(race, entrants, BATCH)
         heads = kept[:HEADS]
         return kept, heads + ([] if any(map(self._published, heads)) else self._best_published(race, entrants))
-
-    def _told(self, best: Sequence[Entrant], story: Story) -> tuple[list[Variant], Story]:
-        """Return the deployments to compare at full length, of the best ones, and the story with them."""
-        finalists = best or self._closest(story.screening, story.entrants)
-        final = {(v := self._final(e, story.fine)).label: (v, e) for e in finalists}
-        story.finalists = {label: e for label, (_, e) in final.items()}
-        if best:
-            story.ablate(best[0], self._without(best[0]))
-        return [v for v, _ in final.values()], story
 
     def _closest(self, race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
         """Return the structures that came closest to the SLO at some load, if none met it. Of those that are equally
@@ -112,19 +105,17 @@ class Search:
 
     def _best_published(self, race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
         """Return the best structure with the published formats, however far it is from the best, if there is one."""
-        known = [e for e in entrants if self._published(e) and race.prices.get(e.variant.label, math.inf) < math.inf]
-        if not known:
-            likely = [e for e in entrants if self._published(e) and e.variant.label not in race.prices]
-            likely = sorted(likely, key=lambda e: e.bound)[:PUBLISHED]
+        own = [e for e in entrants if self._published(e)]
+        if all(race.price(e) == math.inf for e in own):
+            likely = sorted((e for e in own if e.variant.label not in race.prices), key=lambda e: e.bound)[:PUBLISHED]
             starts = [(e, race.aim.load(e.variant, 2 * e.bound)) for e in likely]
             race.measure([(e, load) for e, load in starts if load], COARSE)
-            known = [e for e in likely if race.prices.get(e.variant.label, math.inf) < math.inf]
-        return sorted(known, key=race.rank)[:1]
+        return sorted((e for e in own if race.price(e) < math.inf), key=race.rank)[:1]
 
     def _final(self, e: Entrant, race: Race) -> Variant:
         """Return a deployment whose runs replay a whole log or preset, or are as long as its rate asks for. If the
         question has a rate, it has no number of replicas, which `capacity` searches first."""
-        price = race.prices.get(e.variant.label, math.inf)
+        price = race.price(e)
         load = race.aim.load(e.variant, price) if price < math.inf else None
         drop = {"replicas"} if isinstance(self._q.aim, PriceForRate | LeastLatency) else ()
         return self._q.space.variant(
@@ -136,20 +127,19 @@ class Search:
         """Return deployments with the number of replicas that each needs."""
         found = []
         for e in heads:
-            replicas = race.aim.load(e.variant, race.prices[e.variant.label] * 1.001)
+            replicas = race.aim.load(e.variant, race.price(e) * 1.001)
             point = {**e.point, "replicas": int(replicas or 1)}
             found.append(Entrant(point, self._q.space.variant(point)))
         return found
 
     def _few(self, heads: Sequence[Entrant], race: Race, most: int) -> list[Entrant]:
         """Return the best deployments, and the best one with the published formats if it is not among them."""
-        known = [e for e in heads if race.prices[e.variant.label] < math.inf]
+        known = [e for e in heads if race.price(e) < math.inf]
         best = known[:most]
         return best + ([e for e in known if self._published(e)][:1] if not any(map(self._published, best)) else [])
 
     def _published(self, e: Entrant) -> bool:
-        axes = self._q.space.axes
-        return all(e.point.get(key) == grid(axes[key])[0] for key in ("dtype", "kv_dtype") if key in axes)
+        return self._q.space.published(e.point)
 
     def race(self, length: Length, aim: Aim) -> Race:
         q = self._q
@@ -194,7 +184,7 @@ class Search:
         return Entrant(point, v, aim.bound(v, times * optimistic_rate(one, self._work, self._limit)))
 
     def _start(self, race: Race, e: Entrant) -> float:
-        return race.aim.load(e.variant, race.prices[e.variant.label]) or 1.0
+        return race.aim.load(e.variant, race.price(e)) or 1.0
 
     def _with_features(self, head: Entrant, race: Race) -> list[Entrant]:
         """Return the deployments that differ from one in a setting of a feature, with its flags and without: a batch
@@ -233,8 +223,11 @@ class Search:
         found.pop(head.variant.label, None)
         return [*found.values()]
 
-    def _without(self, head: Entrant) -> dict[str, Variant]:
-        """Return, by flag, a deployment without that flag."""
-        keys = sorted(head.point.keys() - self._q.space.axes.keys() - {"replicas"})
-        points = {key: {k: v for k, v in head.point.items() if k != key} for key in keys}
-        return {key: self._q.space.variant(point) for key, point in points.items()}
+    def _without(self, first: Entrant, race: Race) -> dict[str, float]:
+        """Measure a deployment without each of its flags. Return the prices by flag, as multiples of its own."""
+        price = race.price(first)
+        keys = first.point.keys() - self._q.space.axes.keys() - {"replicas"} if price < math.inf else ()
+        points = {key: {k: v for k, v in first.point.items() if k != key} for key in sorted(keys)}
+        entrants = {key: Entrant(point, self._q.space.variant(point)) for key, point in points.items()}
+        race.measure([(e, race.aim.load(e.variant, price) or 1.0) for e in entrants.values()], 0.02)
+        return {key: race.price(e) / price for key, e in entrants.items()}

@@ -124,6 +124,15 @@ class Space:
         label = " ".join(_label(key, value) for key, value in shown.items()) or DEFAULT
         return Variant(label, shown, {**self.settings(point), **(changes or {})})
 
+    @property
+    def formats(self) -> Point:
+        """Formats of the published model."""
+        return {key: grid(self.axes[key])[0] for key in ("dtype", "kv_dtype") if key in self.axes}
+
+    def published(self, point: Point) -> bool:
+        """Return whether a deployment has the formats of the published model."""
+        return all(point.get(key) == value for key, value in self.formats.items())
+
     def _told(self, key: str, point: Point) -> bool:
         """Return whether a label names a structural setting: only if it differs among deployments."""
         return not (key == "tp" and point.get("pd")) and (key not in self.axes or len(grid(self.axes[key])) > 1)
