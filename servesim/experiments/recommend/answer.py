@@ -37,7 +37,6 @@ from typing import Any
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity import Found
 from servesim.experiments.capacity_answer import ordered
-from servesim.experiments.outcome import Judged
 from servesim.experiments.recommend.aims import Aim, LeastLatency
 from servesim.experiments.recommend.budget import ratio_interval, timed
 from servesim.experiments.recommend.front import front
@@ -214,14 +213,14 @@ def _without(story: Story, best: Entrant, rows: Sequence[Row], key: str) -> tupl
     """Return the ratio of the best price without the first deployment's value of a setting to its own, and whether it
     is only a lower bound: of the deployments compared at full length if there is one, else of short runs. Return None
     if no structure has another value."""
-    value, prices = best.point.get(key), story.screening.prices
+    value, price = best.point.get(key), story.screening.price
     if all(e.point.get(key) == value for e in story.entrants):
         return None
     whole = [sure_price(story.aim, r) for r in rows if story.finalists[r["label"]].point.get(key) != value]
     if whole:
         return min(whole) / sure_price(story.aim, rows[0]), False
-    own = [prices[e.variant.label] for e in story.kept if e.point == {k: best.point.get(k) for k in e.point}]
-    near = [prices[e.variant.label] for e in story.kept if e.point.get(key) != value]
+    own = [price(e) for e in story.kept if e.point == {k: best.point.get(k) for k in e.point}]
+    near = [price(e) for e in story.kept if e.point.get(key) != value]
     if not own:
         return None
     return (min(near) / min(own), False) if near else (NEAR, True)
@@ -232,18 +231,14 @@ def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
     if story.aim.metric:
         return None  # a deployment that misses the SLO has no latency to compare
     race = story.screening
-    own = [race.prices[e.variant.label] for e in story.kept if e.point.items() <= best.point.items()]
+    own = [race.price(e) for e in story.kept if e.point.items() <= best.point.items()]
     if not own:
         return None
-    runs: dict[str, list[tuple[float, Judged]]] = {}
-    for (label, load), judged in race.seen().items():
-        runs.setdefault(label, []).append((load, judged))
+    others = {e.variant.label: e for e in story.entrants if not e.point.items() <= best.point.items()}
     missed = [
         (judged.margin, e, load, judged)
-        for e in story.entrants
-        if not e.point.items() <= best.point.items()
-        for load, judged in runs.get(e.variant.label, ())
-        if not judged.carried and race.aim.price(e.variant, load) < min(own)
+        for (label, load), judged in race.seen().items()
+        if (e := others.get(label)) and not judged.carried and race.aim.price(e.variant, load) < min(own)
     ]
     if not missed:
         return None

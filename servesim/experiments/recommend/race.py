@@ -5,8 +5,9 @@ so far, and only a winner of that run is measured more precisely.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,10 @@ class Entrant:
         """Number of replicas of its point."""
         return int(self.point.get("replicas") or 1)
 
+    def run(self, length: Mapping[str, Any]) -> Variant:
+        """Return the deployment with the settings of a run."""
+        return replace(self.variant, settings={**self.variant.settings, **length})
+
 
 @dataclass
 class Race:
@@ -71,9 +76,10 @@ class Race:
     def carried(self, asked: Sequence[tuple[Entrant, float]]) -> list[bool]:
         """Run deployments, each at a load. Return whether they carry it within the SLO."""
         told = [(e, load) for e, load in asked if self.aim.rate_at(load) <= self.most_rate]
-        new = [(e, load) for e, load in told if self._open(e.variant.label, load)]
+        new = [(e, load) for e, load in told if self._open(e, load)]
         self._lose(new)
-        wanted = [(self._sized(e, load), load) for e, load in new if self._open(e.variant.label, load)]
+        left = [(e, load, self.length.settings(self.aim.rate_at(load))) for e, load in new if self._open(e, load)]
+        wanted = [(e.run(length), load) for e, load, length in left]
         if wanted:
             self.runs += len(wanted)
             self.study.run_at(self.aim.key, wanted)
@@ -84,7 +90,8 @@ class Race:
         early = self.early.judged if self.early is not None else {}
         return {**{one: early[one] for one in self.lost}, **self.study.judged}
 
-    def _open(self, label: str, load: float) -> bool:
+    def _open(self, e: Entrant, load: float) -> bool:
+        label = e.variant.label
         failed = label in self.study.errors or (self.early is not None and label in self.early.errors)
         return not failed and (label, load) not in self.study.judged and (label, load) not in self.lost
 
@@ -93,10 +100,8 @@ class Race:
         may in the whole run."""
         if self.early is None:
             return
-        wanted = list[tuple[Variant, float]]()
-        for e, load in asked:
-            if changes := self.length.early(self.aim.rate_at(load)):
-                wanted.append((replace(e.variant, settings={**e.variant.settings, **changes}), load))
+        early = [(e, load, self.length.early(self.aim.rate_at(load))) for e, load in asked]
+        wanted = [(e.run(length), load) for e, load, length in early if length]
         if not wanted:
             return
         self.runs += len(wanted)
@@ -113,11 +118,6 @@ class Race:
         if judged is None:
             return False
         return judged.margin_low >= 0 if self.length.short(self.aim.rate_at(load)) else judged.carried
-
-    def _sized(self, e: Entrant, load: float) -> Variant:
-        """Return a deployment with runs that are long enough for a load."""
-        changes = self.length.settings(self.aim.rate_at(load))
-        return replace(e.variant, settings={**e.variant.settings, **changes}) if changes else e.variant
 
     def beat(self, entrants: Sequence[Entrant], price: float) -> list[tuple[Entrant, float]]:
         """Return the deployments that cost less than a price, each with a load that it carries at a lower one."""

@@ -43,16 +43,18 @@ class Search:
 
     def __init__(self, question: Question, runner: Runner, draw: random.Random) -> None:
         self._q, self._runner, self._draw = question, runner, draw
-        self._refused: dict[str, str] = {}
         self._work = Work.of(question.trace)
         self._limit = tpot_limit(question.goals)
 
     def run(self) -> tuple[list[Variant], Story]:
         """Search. Return the deployments to compare at full length, and the story of the search. Raise UserError if
         nothing in the space runs."""
-        q, entrants = self._q, self._entrants()
+        q, (entrants, refused) = self._q, self._entrants()
         screening = coarse = self.race(q.scout, q.aim)
-        kept, heads = self._screened(screening, entrants)
+        kept = screen(screening, entrants, BATCH)
+        heads = kept[:HEADS]
+        if not any(map(self._published, heads)):
+            heads += self._best_published(screening, entrants)
         aim = q.aim
         if isinstance(aim, PriceForRate):
             heads, aim = self._with_replicas(heads, screening), Headroom()
@@ -71,23 +73,19 @@ class Search:
         final = {(v := self._final(e, fine)).label: (v, e) for e in best or self._closest(screening, entrants)}
         finalists = {label: e for label, (_, e) in final.items()}
         without = self._without(best[0], fine) if best else {}
-        story = Story(q, screening, coarse, fine, entrants, kept, finalists, self._refused, without)
+        story = Story(q, screening, coarse, fine, entrants, kept, finalists, refused, without)
         return [v for v, _ in final.values()], story
 
-    def _entrants(self) -> list[Entrant]:
-        """Return the structures that run. Raise UserError if there are none."""
+    def _entrants(self) -> tuple[list[Entrant], dict[str, str]]:
+        """Return the structures that run, and by label why others do not. Raise UserError if there are none."""
         space = self._q.space
-        entrants = [e for point in space.structures() if (e := self._checked(point)) is not None]
+        checked = [(space.variant(point).label, self._checked(point)) for point in space.structures()]
+        entrants = [e for _, e in checked if isinstance(e, Entrant)]
+        refused = {label: why for label, why in checked if isinstance(why, str)}
         if not entrants:
-            why = Counter(self._refused.values() or ["no GPU is left"]).most_common(1)[0][0]
+            why = Counter(refused.values() or ["no GPU is left"]).most_common(1)[0][0]
             raise UserError(f"recommend: no deployment of {space.base.get('model')} is possible: {why}")
-        return entrants
-
-    def _screened(self, race: Race, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Entrant]]:
-        """Return the structures near the best, and those to improve."""
-        kept = screen(race, entrants, BATCH)
-        heads = kept[:HEADS]
-        return kept, heads + ([] if any(map(self._published, heads)) else self._best_published(race, entrants))
+        return entrants, refused
 
     def _closest(self, race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
         """Return the structures that came closest to the SLO at some load, if none met it. Of those that are equally
@@ -155,24 +153,17 @@ class Search:
         kind = LatencyRace if aim.metric else Race
         return kind(Study(self._runner, [], measuring), aim, length, max(most, q.rate), early=early)
 
-    def _checked(self, point: Point) -> Entrant | None:
-        """Return a deployment that may race, or None, with the reason in `_refused`."""
-        v = self._q.space.variant(point)
-        setup = self._q.space.set_up(point)
+    def _checked(self, point: Point) -> Entrant | str:
+        """Return a deployment that may race, or the reason that it may not."""
+        q, setup = self._q, self._q.space.set_up(point)
         if isinstance(setup, str):
-            self._refused[v.label] = setup
-            return None
-        if not self._q.terms.by_formula and not measured(setup):
-            self._refused[v.label] = "most of its GPU time would come from formulas (--by-formula accepts that)"
-            return None
-        if why := too_long(setup, self._q.trace, self._q.goals):
-            self._refused[v.label] = why
-            return None
-        sized = self._q.sized(point)
-        if sized is None:
-            self._refused[v.label] = f"more than {self._q.aim}"
-            return None
-        return self._bounded(sized, self._q.aim, setup)
+            return setup
+        if not q.terms.by_formula and not measured(setup):
+            return "most of its GPU time would come from formulas (--by-formula accepts that)"
+        if why := too_long(setup, q.trace, q.goals):
+            return why
+        sized = q.sized(point)
+        return f"more than {q.aim}" if sized is None else self._bounded(sized, q.aim, setup)
 
     def _bounded(self, point: Point, aim: Aim, setup: Setup | None = None) -> Entrant:
         """Return a deployment with the bound of its price; `setup` is that of one replica of it."""

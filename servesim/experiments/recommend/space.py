@@ -181,14 +181,6 @@ def _flat(settings: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{key}.{name}" for name in value)
 
 
-def _gpus(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[str, ...]:
-    return tuple(name for name in gpu_names() if by_formula or Gpu.load(name).tables is not None)
-
-
-def _engines(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[str, ...]:
-    return () if base.get("scheduler") is not None else ENGINES
-
-
 def _formats(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[str, ...]:
     """Return the weight formats that are measured for the model on some GPU and engine of the question, after the
     published one."""
@@ -202,21 +194,16 @@ def _formats(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> t
     return (published, *(dtype for dtype, found in states.items() if by_formula or "measured" in found))
 
 
-def _degrees(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[int, ...]:
-    return () if base.get("pd") or base.get("pools") else tuple(TP_DEGREES)
-
-
 def _spread(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[bool, ...]:
-    experts = ModelSpec.load(str(base.get("model"))).experts is not None
-    return (False, True) if experts else ()
+    return () if ModelSpec.load(str(base.get("model"))).experts is None else (False, True)
 
 
 STRUCTURE: dict[str, Callable[[Settings, Mapping[str, Choices], bool], tuple[Any, ...]]] = {
-    "gpu": _gpus,
-    "preset": _engines,
+    "gpu": lambda base, axes, by_formula: tuple(n for n in gpu_names() if by_formula or Gpu.load(n).tables is not None),
+    "preset": lambda base, axes, by_formula: () if base.get("scheduler") is not None else ENGINES,
     "dtype": _formats,
     "kv_dtype": lambda base, axes, by_formula: (None, "fp8"),
-    "tp": _degrees,
+    "tp": lambda base, axes, by_formula: () if base.get("pd") or base.get("pools") else tuple(TP_DEGREES),
     "engine.enable_expert_parallel": _spread,
 }
 """Functions that return the values of a structural setting, from the settings before it."""
