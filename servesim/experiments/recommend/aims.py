@@ -35,16 +35,14 @@ def usd_of(settings: Mapping[str, Any]) -> float:
         return math.inf
 
 
-def replica_usd_of(settings: Mapping[str, Any]) -> float:
-    """Return the hourly price of one replica, or of all pools if prefill and decode are apart."""
-    return usd_of({**settings, "replicas": 1} if not settings.get("pd") else settings)
-
-
 def fleet_usd(v: Variant, replicas: int) -> float:
-    """Return the hourly price of a number of replicas of a deployment, of which some GPUs may be reserved."""
-    if reserves(v) and not v.settings.get("pd"):
+    """Return the hourly price of a number of replicas of a deployment, of which some GPUs may be reserved, or of so
+    many times all pools if prefill and decode are apart."""
+    if v.settings.get("pd"):
+        return usd_of(v.settings) * replicas
+    if reserves(v):
         return usd_of({**v.settings, "replicas": replicas})
-    return replica_usd_of(v.settings) * replicas
+    return usd_of({**v.settings, "replicas": 1}) * replicas
 
 
 def reserves(v: Variant) -> bool:
@@ -157,7 +155,7 @@ class MostForBudget(_Rate):
     def replicas(self, v: Variant) -> int | None:
         if reserves(v):
             return most_for(v, self.usd, MOST_REPLICAS)
-        return int(self.usd / replica_usd_of(v.settings) + 1e-9)
+        return int(self.usd / fleet_usd(v, 1) + 1e-9)
 
     def within(self, gpus: int, usd: float) -> bool:
         """Return whether GPUs at `usd` per hour, whatever their number, cost no more than the budget."""
@@ -182,7 +180,7 @@ class PriceForRate(PricePerRequest):
     name = "price for the rate"
 
     def cost(self, v: Variant) -> float:
-        return replica_usd_of(v.settings)
+        return fleet_usd(v, 1)
 
     def load(self, v: Variant, price: float) -> float | None:
         if reserves(v):  # the most replicas that cost less: those on reserved GPUs are paid for anyway

@@ -83,19 +83,14 @@ class Story:
     without: Mapping[str, float]
     """Price of the first deployment without one of its flags, by flag, as a multiple of the price with it."""
 
-    @property
-    def aim(self) -> Aim:
-        """Aim of the question."""
-        return self.question.aim
-
     def most(self) -> dict[str, float]:
         """Return the highest rate per replica of the finalists, by label; empty unless the search has measured it."""
-        rates = self._rates() if self.aim.key == "replicas" else {}
+        rates = self._rates() if self.question.aim.key == "replicas" else {}
         return {label: rate / self.finalists[label].replicas for label, rate in rates.items()}
 
     def near(self) -> dict[str, float]:
         """Return the rates near which the finalists reach their limits, by label; empty if the question has a rate."""
-        return {} if self.aim.key == "replicas" or self.aim.metric else self._rates()
+        return {} if self.question.aim.key == "replicas" or self.question.aim.metric else self._rates()
 
     def _rates(self) -> dict[str, float]:
         known = {label: e for label, e in self.finalists.items() if self.fine.price(e) < math.inf}
@@ -130,10 +125,10 @@ def _ranked(rows: Sequence[Row], story: Story) -> list[Row]:
     Of prices that are the same, that of the published formats comes first."""
 
     def key(row: Row) -> tuple[float, bool, float]:
-        price = sure_price(story.aim, row)
+        price = sure_price(story.question.aim, row)
         return round(math.log(price) / 0.005), not story.published(row), price
 
-    return sorted((row for row in rows if sure_price(story.aim, row) < math.inf), key=key)
+    return sorted((row for row in rows if sure_price(story.question.aim, row) < math.inf), key=key)
 
 
 def _recommendation(found: Found, story: Story, rows: Sequence[Row], forms: Sequence[str]) -> dict[str, Any]:
@@ -184,7 +179,7 @@ def _runner_up(found: Found, aim: Aim, first: Row, other: Row) -> dict[str, Any]
 
 def _in_published(story: Story, rows: Sequence[Row]) -> dict[str, Any] | None:
     best = next(filter(story.published, rows), rows[0])
-    return _against(story.aim, rows[0], best, published_words) if best is not rows[0] else None
+    return _against(story.question.aim, rows[0], best, published_words) if best is not rows[0] else None
 
 
 def _knobs(story: Story, best: Entrant, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -200,7 +195,7 @@ def _knobs(story: Story, best: Entrant, rows: Sequence[Row]) -> list[dict[str, A
             "value": best.point.get(key),
             "price_ratio": ratio if ratio < math.inf else None,
             "at_least": least,
-            "without": without_words(story.aim, ratio if ratio < math.inf else None, least),
+            "without": without_words(story.question.aim, ratio, least),
             "share": gains[key] / whole if key in gains else None,
         }
         for key, ratio, least in ratios
@@ -216,9 +211,9 @@ def _without(story: Story, best: Entrant, rows: Sequence[Row], key: str) -> tupl
     value, price = best.point.get(key), story.screening.price
     if all(e.point.get(key) == value for e in story.entrants):
         return None
-    whole = [sure_price(story.aim, r) for r in rows if story.finalists[r["label"]].point.get(key) != value]
+    whole = [sure_price(story.question.aim, r) for r in rows if story.finalists[r["label"]].point.get(key) != value]
     if whole:
-        return min(whole) / sure_price(story.aim, rows[0]), False
+        return min(whole) / sure_price(story.question.aim, rows[0]), False
     own = [price(e) for e in story.kept if e.point == {k: best.point.get(k) for k in e.point}]
     near = [price(e) for e in story.kept if e.point.get(key) != value]
     if not own:
@@ -228,7 +223,7 @@ def _without(story: Story, best: Entrant, rows: Sequence[Row], key: str) -> tupl
 
 def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
     """Return the deployment that comes closest to the SLO at a load at which it would cost less than the first."""
-    if story.aim.metric:
+    if story.question.aim.metric:
         return None  # a deployment that misses the SLO has no latency to compare
     race = story.screening
     own = [race.price(e) for e in story.kept if e.point.items() <= best.point.items()]
@@ -245,7 +240,7 @@ def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
     _, e, load, judged = max(missed, key=lambda one: (one[0], one[1].variant.label))
     goal, share = story.question.goals[judged.binding], judged.shares[judged.binding]
     ratio = race.aim.price(e.variant, load) / min(own)
-    said = miss_words(story.aim, e.variant.label, ratio, share, goal.text)
+    said = miss_words(story.question.aim, e.variant.label, ratio, share, goal.text)
     return {"label": e.variant.label, "price_ratio": ratio, "share": share, "goal": goal.text, "says": said}
 
 

@@ -140,9 +140,9 @@ class Search:
         return self._q.space.published(e.point)
 
     def race(self, length: Length, aim: Aim) -> Race:
+        """Return a race of runs of one length."""
         q = self._q
-        settings = {**q.space.base, "gpu": grid(q.space.axes["gpu"])[0]}
-        settings |= length.settings(0.0)
+        settings = {**q.space.base, "gpu": grid(q.space.axes["gpu"])[0], **length.settings(0.0)}
         repeats = replicates_of(settings, None if q.recorded else 1, self._runner.objects, q.terms.window, 5)
         measuring = q.terms.measuring(q.goals, repeats)
         ends = measuring.ends

@@ -147,11 +147,9 @@ def measure_words(document: Mapping[str, Any], settings: Mapping[str, Any], firs
     ]
 
 
-def without_words(aim: Aim, ratio: float | None, at_least: bool) -> str:
-    """Return what the best deployment without a setting loses; `ratio` is None if it carries nothing."""
-    if ratio is None:
-        return "the SLO is missed at any load"
-    return f"the best found {worse(aim, ratio, at_least)}"
+def without_words(aim: Aim, ratio: float, at_least: bool) -> str:
+    """Return what the best deployment without a setting loses; `ratio` is infinite if it carries nothing."""
+    return f"the best found {worse(aim, ratio, at_least)}" if ratio < math.inf else "the SLO is missed at any load"
 
 
 def knob_words(one: Mapping[str, Any]) -> str:
