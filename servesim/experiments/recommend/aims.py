@@ -36,8 +36,8 @@ def usd_of(settings: Mapping[str, Any]) -> float:
 
 
 def fleet_usd(v: Variant, replicas: int) -> float:
-    """Return the hourly price of a number of replicas of a deployment, of which some GPUs may be reserved, or of so
-    many times all pools if prefill and decode are apart."""
+    """Return the hourly price of a number of replicas of a deployment, of which some GPUs may be reserved. If prefill
+    and decode are apart, a replica is all pools together."""
     if v.settings.get("pd"):
         return usd_of(v.settings) * replicas
     if reserves(v):
